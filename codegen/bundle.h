@@ -1,0 +1,27 @@
+/* Bundles on disk: the only writer of files. A bundle appears whole or not at all: it is made in a temporary folder
+   beside its place and moved in by renames; what the user keeps in the folder stays. */
+#ifndef CODEGEN_BUNDLE_H
+#define CODEGEN_BUNDLE_H
+
+#include "codegen/emit.h"
+
+typedef struct BuildOptions {
+  const char *out;         /* folder of the bundle */
+  const char *cc;          /* compiler command, one word; NULL: "cc" */
+  const char *cflags;      /* added to compile and link lines, words split at blanks; may be NULL */
+  const char *runtime_lib; /* path of the runtime library */
+  bool sources_only;       /* write the files, do not compile */
+  bool progress;           /* show progress on stderr */
+} BuildOptions;
+
+typedef struct BuildResult {
+  int compiled; /* sources compiled */
+  int reused;   /* objects taken from the cache */
+} BuildResult;
+
+/* Writes the bundle's files, compiles and links `train`. Objects are cached by the content of source, headers, flags
+   and compiler in $MOEC_CACHE, else $XDG_CACHE_HOME/moec, else ~/.cache/moec. On failure nothing at `out` has changed.
+ */
+bool bundle_build(Arena *, Diag *, const Bundle *, const BuildOptions *, BuildResult *);
+
+#endif

@@ -1,0 +1,52 @@
+/* Pieces of the cost model that take sizes instead of a Plan, so that the planner prices an allocation with the same
+   arithmetic as the scheduler prices a plan. FLOPs count a multiply-add as two; times are in nanoseconds. */
+#ifndef CODEGEN_COST_TERMS_H
+#define CODEGEN_COST_TERMS_H
+
+#include "codegen/cost.h"
+
+/* Work of one op, its FLOPs by the class of kernel that does them. */
+typedef struct Work {
+  double gemm, grouped, attention;
+  double bytes; /* of memory traffic */
+} Work;
+
+double work_ns(const Spec *, Work);      /* roofline plus one launch */
+double work_flop_ns(const Spec *, Work); /* FLOPs at their sustained rates alone */
+
+/* kind: ATT_FWD, ATT_DGRAD or ATT_WGRAD, the dense FFN of a dense layer included; HEAD; EMBED_FWD, EMBED_WGRAD.
+   seqs: sequences on the rank. */
+Work work_att(const Spec *, MoeOpKind kind, int layer, int64_t seq, int64_t seqs);
+
+/* kind: FFN_FWD, FFN_DGRAD or FFN_WGRAD on `rows` tokens of which `pairs` (token, expert) pairs are computed and
+   `home` tokens pass the shared expert. weights: elements read (or, for WGRAD, added to); 0 leaves them out. */
+Work work_ffn(const Spec *, MoeOpKind kind, double rows, double pairs, double home, double weights);
+
+/* Experts the router may choose from, and how many of experts [begin, end) are among them. */
+int cost_routable(const Spec *);
+int cost_hits(const Spec *, int64_t begin, int64_t end);
+int cost_hits_max(const Spec *, int parts); /* the fullest of `parts` ranks */
+
+/* Probability that a token has one of `hits` of the routable experts among its choices. */
+double cost_touch(const Spec *, int hits);
+
+/* Expected rows and pairs per token on a rank with `hits` routable experts, the imbalance factor included, at most 1 and
+   min(top_k, hits). */
+double cost_rows_per_token(const Spec *, int hits);
+double cost_pairs_per_token(const Spec *, int hits);
+
+int cost_elem_bytes(const Spec *);  /* of activations and wire */
+int64_t cost_row_bytes(const Spec *); /* of one row on the wire */
+bool cost_layer_window(const Spec *, int layer);
+double cost_expert_params(const Spec *);
+
+/* The layer's FFN group gets its dispatch through relays: plan.dedup is node and a node holds two of its ranks. */
+bool cost_relayed(const Plan *, int layer);
+
+/* Ops and messages of the step's tail know a bucket; cost_op_ns and cost_msg answer for the layer's
+   largest. Of EMBED and HEAD the layer is not looked at. */
+int64_t cost_bucket_op_ns(const Spec *, const Plan *, MoeOpKind, MoeBucketKind, int layer);
+MsgCost cost_bucket_msg(const Spec *, const Plan *, MoeEdge, MoeBucketKind, int layer);
+int cost_bucket_holders(const Spec *, const Plan *, MoeBucketKind, int layer);
+
+#endif

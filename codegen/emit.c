@@ -1,0 +1,363 @@
+#include "codegen/emit.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codegen/cost.h"
+#include "codegen/params.h"
+
+/* What the schedule's rows and the kernels' interface need, next to the templates. */
+static const char *const contract[] = {"buckets.def", "edges.def",    "moe_bundle.h", "moe_kernels.h", "moe_layout.h",
+                                       "moe_ops.h",   "moe_status.h", "ops.def",      "status.def"};
+
+/* ---- one header of sizes ---- */
+
+/* Shortest text that reads back as the same double and that C takes for one. */
+static const char *real_text(char text[32], double value)
+{
+  for (int digits = 1; digits <= 17; digits++) {
+    snprintf(text, 32, "%.*g", digits, value);
+    if (strtod(text, NULL) == value) {
+      break;
+    }
+  }
+  if (!strpbrk(text, ".e")) {
+    strcat(text, ".0");
+  }
+  return text;
+}
+
+void emit_config(const Spec *spec, FILE *out)
+{
+  const ModelSpec *m = &spec->model;
+  char text[32];
+#define real(value) real_text(text, (value))
+  fprintf(
+      out,
+      "/* Sizes of one model, as macros, written by moec. The copy among the templates is that of specs/tiny.moespec,\n"
+      "   so that every template compiles where it stands; a bundle's own takes its place there. */\n"
+      "#ifndef MOE_CONFIG_H\n#define MOE_CONFIG_H\n\n");
+#define CONFIG(name, format, value, doc)                                                                               \
+  fprintf(out, "#define %-16s " format, (name), (value));                                                              \
+  fprintf(out, (doc)[0] ? " /* %s */\n" : "%s\n", (doc));
+#include "codegen/config.def"
+#undef CONFIG
+#undef real
+  fprintf(out, "\n#endif\n");
+}
+
+/* ---- tables ---- */
+
+static const char *stream_name(unsigned stream)
+{
+  static const char *const names[] = {"FWD", "BWD", "SEND", "RECV"};
+  return names[stream];
+}
+
+static void banner(const Spec *spec, FILE *out, const char *what)
+{
+  fprintf(out, "/* Written by moec for model %s: %s. Do not edit. */\n", spec->model.name, what);
+}
+
+static void emit_ops(const Spec *spec, const Plan *plan, const Schedule *sched, int g, FILE *out)
+{
+  const SchedGroup *group = &sched->groups[g];
+  banner(spec, out, "the schedule of one group, one op per row, in the order of modelled start");
+  fprintf(out,
+          "#include \"moe_bundle.h\"\n\n"
+          "#define ROW(kind, stream, edge, bucket, layer, peer, mb, saved, work, chan, slot, use, w0, w1, w2, w3, r0, "
+          "r1, r2, r3) \\\n"
+          "  {MOE_OP_##kind, MOE_STREAM_##stream, MOE_EDGE_##edge, MOE_BUCKET_##bucket, layer, peer, mb, saved, work, "
+          "chan, slot, \\\n"
+          "   use, {w0, w1, w2, w3}, {r0, r1, r2, r3}},\n\n"
+          "extern const MoeOp moe_ops_%d[];\nconst MoeOp moe_ops_%d[] = { /* group %d, %d ops */\n",
+          g, g, plan->groups[g].id, group->n_ops);
+  for (int i = 0; i < group->n_ops; i++) {
+    const MoeOp *op = &group->ops[i];
+    MoeEdge edge = (MoeEdge)op->edge;
+    MoeBucketKind bucket = (MoeBucketKind)op->bucket;
+    fprintf(out, "ROW(%s, %s, %s, %s, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d) /* %d */\n",
+            moe_op_name((MoeOpKind)op->kind), stream_name(op->stream),
+            edge == MOE_EDGE_NONE ? "NONE" : moe_edge_name(edge),
+            bucket == MOE_BUCKET_NONE ? "NONE" : moe_bucket_name(bucket), op->layer, op->peer, op->mb, op->saved,
+            op->work, op->chan, op->slot, op->use, op->wait[0], op->wait[1], op->wait[2], op->wait[3], op->release[0],
+            op->release[1], op->release[2], op->release[3], i);
+  }
+  fprintf(out, "};\n");
+}
+
+static void emit_int16s(FILE *out, const char *name, const int *values, int n)
+{
+  fprintf(out, "static const int16_t %s[] = {", name);
+  for (int i = 0; i < n; i++) {
+    fprintf(out, "%s%d", i ? ", " : "", values[i]);
+  }
+  fprintf(out, "};\n");
+}
+
+static void emit_groups(const Plan *plan, const Schedule *sched, FILE *out)
+{
+  for (int g = 0; g < plan->n_groups; g++) {
+    fprintf(out, "extern const MoeOp moe_ops_%d[];\n", g);
+  }
+  fprintf(out, "\nstatic const MoeGroup groups[] = {\n");
+  for (int g = 0; g < plan->n_groups; g++) {
+    const PlanGroup *group = &plan->groups[g];
+    const SchedGroup *s = &sched->groups[g];
+    const char *side = group->role == PLAN_A ? "A" : group->role == PLAN_F ? "F" : "AF";
+    fprintf(out, "  {\"%s%d\", %d, %d, %d, moe_ops_%d, %d, %d, %d, %d, %d},\n", side, group->index, group->role,
+            group->first_rank, group->n_ranks, g, s->n_ops, s->att_saved, s->att_work, s->ffn_saved, s->ffn_work);
+  }
+  fprintf(out, "};\n\nstatic const MoeChan chans[] = {\n");
+  for (int c = 0; c < sched->n_chans; c++) {
+    const MoeChan *chan = &sched->chans[c];
+    MoeBucketKind bucket = (MoeBucketKind)chan->bucket;
+    fprintf(out, "  {MOE_EDGE_%s, MOE_BUCKET_%s, %d, %d, %d},\n", moe_edge_name((MoeEdge)chan->edge),
+            bucket == MOE_BUCKET_NONE ? "NONE" : moe_bucket_name(bucket), chan->src, chan->dst, chan->slots);
+  }
+  fprintf(out, "};\n\n");
+}
+
+static void emit_params(const ParamTables *tables, FILE *out)
+{
+  fprintf(out, "static const int32_t holders[] = {");
+  for (int i = 0; i < tables->n_holders; i++) {
+    fprintf(out, "%s%d", i == 0 ? "\n  " : i % 24 == 0 ? ",\n  " : ", ", tables->holders[i]);
+  }
+  fprintf(out, "};\n\nstatic const MoeBucket buckets[] = {\n");
+  for (int i = 0; i < tables->n_buckets; i++) {
+    const MoeBucket *b = &tables->buckets[i];
+    fprintf(out, "  {MOE_BUCKET_%s, %d, %d, %d, %" PRId64 ", %d, %d},\n", moe_bucket_name((MoeBucketKind)b->kind),
+            b->layer, b->first_holder, b->n_holders, b->elems, b->first_param, b->n_params);
+  }
+  fprintf(out, "};\n\nstatic const MoeParam params[] = {\n");
+  for (int i = 0; i < tables->n_params; i++) {
+    const MoeParam *p = &tables->params[i];
+    fprintf(out, "  {\"%s\", %" PRId64 ", %d, %d, %.9g, %d},\n", p->name, p->offset, p->rows, p->cols, (double)p->std,
+            p->decay);
+  }
+  fprintf(out, "};\n\n");
+}
+
+static void emit_real(FILE *out, const char *field, double value)
+{
+  char text[32];
+  fprintf(out, "  .%s = %s,\n", field, real_text(text, value));
+}
+
+/* A C string literal of any bytes. */
+static void emit_string(FILE *out, const char *field, const char *value)
+{
+  fprintf(out, "  .%s = \"", field);
+  for (const char *p = value; *p; p++) {
+    unsigned char c = (unsigned char)*p;
+    if (c < 32 || c > 126 || c == '"' || c == '\\' || c == '?') {
+      fprintf(out, "\\%03o", c);
+    } else {
+      fputc(c, out);
+    }
+  }
+  fprintf(out, "\",\n");
+}
+
+static void emit_bundle_row(const Spec *spec, const Plan *plan, const Schedule *sched, const ParamTables *tables,
+                            uint64_t hash, FILE *out)
+{
+  const ModelSpec *m = &spec->model;
+  const TrainSpec *t = &spec->train;
+  bool lr_moves = t->lr_kind != LR_CONSTANT;
+  fprintf(out, "const MoeBundle moe_bundle = {\n");
+  emit_string(out, "spec", spec->path);
+  emit_string(out, "model", m->name);
+  emit_string(out, "system", plan->system);
+  fprintf(out, "  .hash = UINT64_C(0x%016" PRIx64 "),\n", hash);
+  fprintf(out, "  .replicas = %d,\n  .replica_ranks = %d,\n  .ranks_per_node = %d,\n", plan->replicas,
+          plan->replica_ranks, plan->ranks_per_node);
+  fprintf(out,
+          "  .n_groups = %d,\n  .groups = groups,\n  .n_layers = %d,\n  .att_group = att_group,\n  .ffn_group = "
+          "ffn_group,\n",
+          plan->n_groups, m->layers);
+  fprintf(out,
+          "  .n_chans = %d,\n  .chans = chans,\n  .n_buckets = %d,\n  .buckets = buckets,\n  .holders = holders,\n",
+          sched->n_chans, tables->n_buckets);
+  fprintf(out, "  .params = params,\n  .n_params = %d,\n", tables->n_params);
+  fprintf(out, "  .experts = %d,\n  .top_k = %d,\n  .vocab = %d,\n  .tied = %d,\n", m->moe.experts, m->moe.top_k,
+          m->vocab, m->tied);
+  fprintf(out, "  .dedup = MOE_DEDUP_%s,\n",
+          plan->dedup == DEDUP_NODE   ? "NODE"
+          : plan->dedup == DEDUP_FLAT ? "FLAT"
+                                      : "RANK");
+  fprintf(out, "  .seq = %" PRId64 ",\n  .mb_seqs = %d,\n  .micro_batches = %d,\n  .global_batch = %d,\n",
+          plan->shape->seq, plan->mb_seqs, plan->micro_batches, plan->shape->global_batch);
+  fprintf(out, "  .route_only = %s,\n  .n_route_only = %d,\n", m->moe.n_route_only ? "route_only" : "0",
+          m->moe.n_route_only);
+  fprintf(out, "  .seed = UINT64_C(%" PRIu64 "),\n", t->seed);
+  emit_real(out, "lr", t->lr);
+  emit_real(out, "lr_min", lr_moves ? t->lr_min : t->lr);
+  emit_real(out, "beta1", t->beta1);
+  emit_real(out, "beta2", t->beta2);
+  emit_real(out, "eps", t->eps);
+  emit_real(out, "weight_decay", t->weight_decay);
+  emit_real(out, "clip", t->clip);
+  fprintf(out, "  .warmup = %" PRId64 ",\n  .lr_steps = %" PRId64 ",\n  .stop_on_nan = %d,\n", t->warmup,
+          lr_moves ? t->steps : 0, t->stop_on_nan);
+  emit_real(out, "flops_per_token", cost_flops_per_token(spec, plan->shape->seq));
+  emit_real(out, "peak_flops", spec->cluster.gpu.flops * plan->replicas * plan->replica_ranks);
+  fprintf(out, "};\n");
+}
+
+static uint64_t fnv1a(uint64_t hash, const char *bytes, size_t n)
+{
+  for (size_t i = 0; i < n; i++) {
+    hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001b3);
+  }
+  return hash;
+}
+
+/* Everything but the schedule's rows. The hash covers the spec's content and the placement, not the spec's path. */
+static void emit_tables(Arena *arena, const Spec *spec, const Plan *plan, const Schedule *sched, FILE *out)
+{
+  ParamTables tables;
+  params_build(arena, spec, plan, &tables);
+  char *body = NULL;
+  size_t n_body = 0;
+  FILE *mem = open_memstream(&body, &n_body);
+  emit_groups(plan, sched, mem);
+  emit_int16s(mem, "att_group", plan->att_group, spec->model.layers + 1);
+  emit_int16s(mem, "ffn_group", plan->ffn_group, spec->model.layers);
+  fprintf(mem, "\n");
+  emit_params(&tables, mem);
+  if (spec->model.moe.n_route_only) {
+    fprintf(mem, "static const int32_t route_only[] = {");
+    for (int i = 0; i < spec->model.moe.n_route_only; i++) {
+      fprintf(mem, "%s%d", i ? ", " : "", spec->model.moe.route_only[i]);
+    }
+    fprintf(mem, "};\n\n");
+  }
+  fclose(mem);
+  banner(spec, out, "groups, channels, buckets and parameters");
+  fprintf(out, "#include \"moe_bundle.h\"\n\n");
+  fwrite(body, 1, n_body, out);
+  emit_bundle_row(spec, plan, sched, &tables, fnv1a(spec->hash, body, n_body), out);
+  free(body);
+}
+
+/* ---- files ---- */
+
+typedef struct FileList {
+  Arena *arena;
+  Diag *diag;
+  Bundle *bundle;
+  int room;
+} FileList;
+
+static void add_file(FileList *list, const char *path, const char *bytes, size_t n)
+{
+  Bundle *b = list->bundle;
+  if (b->n_files == list->room) {
+    int room = list->room ? 2 * list->room : 32;
+    BundleFile *files = arena_new_array(list->arena, BundleFile, (size_t)room);
+    if (b->n_files) {
+      memcpy(files, b->files, (size_t)b->n_files * sizeof *files);
+    }
+    b->files = files;
+    list->room = room;
+  }
+  b->files[b->n_files++] = (BundleFile){path, bytes, n};
+}
+
+/* Moves a memory stream's text into the arena and adds it. */
+static void add_stream(FileList *list, FILE *stream, char **text, size_t *n, const char *path)
+{
+  fclose(stream);
+  add_file(list, path, arena_strndup(list->arena, *text, *n), *n);
+  free(*text);
+  *text = NULL;
+}
+
+static bool add_copy(FileList *list, const char *folder, const char *name)
+{
+  char *path = arena_printf(list->arena, "%s/%s", folder, name);
+  FILE *in = fopen(path, "rb");
+  if (!in) {
+    diag_error(list->diag, (Span){0}, "cannot read %s: %s", path, strerror(errno));
+    return false;
+  }
+  char *text = NULL;
+  size_t n = 0;
+  FILE *out = open_memstream(&text, &n);
+  char block[16384];
+  for (size_t got; (got = fread(block, 1, sizeof block, in)) > 0;) {
+    fwrite(block, 1, got, out);
+  }
+  bool ok = !ferror(in);
+  if (!ok) {
+    diag_error(list->diag, (Span){0}, "cannot read %s: %s", path, strerror(errno));
+  }
+  fclose(in);
+  add_stream(list, out, &text, &n, arena_strndup(list->arena, name, strlen(name)));
+  return ok;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+  size_t n = strlen(text);
+  size_t m = strlen(end);
+  return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+static bool add_templates(FileList *list, const char *home)
+{
+  char *folder = arena_printf(list->arena, "%s/templates", home);
+  DIR *dir = opendir(folder);
+  if (!dir) {
+    diag_error(list->diag, (Span){0}, "cannot read %s: %s", folder, strerror(errno));
+    return false;
+  }
+  bool ok = true;
+  for (struct dirent *entry; ok && (entry = readdir(dir));) {
+    bool source = ends_with(entry->d_name, ".c") || ends_with(entry->d_name, ".h");
+    if (source && strcmp(entry->d_name, "moe_config.h") != 0) {
+      ok = add_copy(list, folder, entry->d_name);
+    }
+  }
+  closedir(dir);
+  char *runtime = arena_printf(list->arena, "%s/runtime", home);
+  for (size_t i = 0; ok && i < sizeof contract / sizeof *contract; i++) {
+    ok = add_copy(list, runtime, contract[i]);
+  }
+  return ok;
+}
+
+static int by_path(const void *a, const void *b)
+{
+  return strcmp(((const BundleFile *)a)->path, ((const BundleFile *)b)->path);
+}
+
+bool emit_bundle(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, const Schedule *sched, const char *home,
+                 Bundle *bundle)
+{
+  *bundle = (Bundle){0};
+  FileList list = {arena, diag, bundle, 0};
+  char *text = NULL;
+  size_t n = 0;
+  FILE *out = open_memstream(&text, &n);
+  emit_config(spec, out);
+  add_stream(&list, out, &text, &n, "moe_config.h");
+  for (int g = 0; g < plan->n_groups; g++) {
+    out = open_memstream(&text, &n);
+    emit_ops(spec, plan, sched, g, out);
+    add_stream(&list, out, &text, &n, arena_printf(arena, "moe_ops_%d.c", g));
+  }
+  out = open_memstream(&text, &n);
+  emit_tables(arena, spec, plan, sched, out);
+  add_stream(&list, out, &text, &n, "moe_tables.c");
+  if (!add_templates(&list, home)) {
+    return false;
+  }
+  qsort(bundle->files, (size_t)bundle->n_files, sizeof *bundle->files, by_path);
+  return true;
+}

@@ -1,0 +1,28 @@
+/* Emitter: a checked schedule becomes the files of a bundle, in memory. Templates and contract headers are copied as
+   they are; what is generated is one header of sizes and C tables of one row per line. Same input, same bytes. */
+#ifndef CODEGEN_EMIT_H
+#define CODEGEN_EMIT_H
+
+#include "codegen/sched.h"
+
+typedef struct BundleFile {
+  const char *path; /* within the bundle, no folders */
+  const char *bytes;
+  size_t n_bytes;
+} BundleFile;
+
+typedef struct Bundle {
+  BundleFile *files; /* sorted by path */
+  int n_files;
+} Bundle;
+
+/* Refuses, by name and place, every feature of the spec that the target's kernels do not have. */
+bool emit_supported(Diag *, const Spec *, const Plan *);
+
+/* `home` is the folder that holds templates/ and runtime/. */
+bool emit_bundle(Arena *, Diag *, const Spec *, const Plan *, const Schedule *, const char *home, Bundle *);
+
+/* The generated header of sizes alone. */
+void emit_config(const Spec *, FILE *);
+
+#endif

@@ -1,0 +1,156 @@
+#include "codegen/params.h"
+
+#include <string.h>
+
+#include "codegen/cost.h"
+#include "runtime/moe_layout.h"
+
+typedef struct Builder {
+  Arena *arena;
+  const Spec *spec;
+  const Plan *plan;
+  ParamTables *out;
+  int64_t offset; /* next free element of the bucket being filled */
+} Builder;
+
+/* Counts first, so that every array is allocated once. */
+static void allocate(Builder *b)
+{
+  const ModelSpec *m = &b->spec->model;
+  int ranks = b->plan->replicas * b->plan->replica_ranks;
+  int per_layer_buckets = 2;
+  int n_buckets = 2;
+  int n_holders = 2 * ranks;
+  for (int l = 0; l < m->layers; l++) {
+    int n_ffn = b->plan->groups[b->plan->ffn_group[l]].n_ranks;
+    n_buckets += per_layer_buckets + n_ffn;
+    n_holders += 2 * ranks + n_ffn * b->plan->replicas;
+  }
+  b->out->buckets = arena_new_array(b->arena, MoeBucket, (size_t)n_buckets);
+  b->out->holders = arena_new_array(b->arena, int32_t, (size_t)n_holders);
+  b->out->params = arena_new_array(b->arena, MoeParam, (size_t)(3 + m->layers * (9 + 3 * m->moe.experts)));
+}
+
+static void add_holders(Builder *b, MoeBucket *bucket, const PlanGroup *one, const PlanGroup *other, int member)
+{
+  bucket->first_holder = b->out->n_holders;
+  for (int q = 0; q < b->plan->replicas; q++) {
+    for (int r = 0; r < b->plan->replica_ranks; r++) {
+      bool in_one = r >= one->first_rank && r < one->first_rank + one->n_ranks;
+      bool in_other = other && r >= other->first_rank && r < other->first_rank + other->n_ranks;
+      if (member >= 0 ? r == one->first_rank + member : in_one || in_other) {
+        b->out->holders[b->out->n_holders++] = q * b->plan->replica_ranks + r;
+      }
+    }
+  }
+  bucket->n_holders = b->out->n_holders - bucket->first_holder;
+}
+
+static MoeBucket *begin_bucket(Builder *b, MoeBucketKind kind, int layer)
+{
+  MoeBucket *bucket = &b->out->buckets[b->out->n_buckets++];
+  bucket->kind = (uint8_t)kind;
+  bucket->layer = (int16_t)layer;
+  bucket->first_param = b->out->n_params;
+  b->offset = 0;
+  return bucket;
+}
+
+static void add_param(Builder *b, const char *name, int rows, int cols)
+{
+  MoeParam *p = &b->out->params[b->out->n_params++];
+  p->name = name;
+  p->offset = b->offset;
+  p->rows = rows;
+  p->cols = cols;
+  p->std = cols ? (float)b->spec->model.init_std : 0.0f; /* gains start at one */
+  p->decay = cols > 0;
+  b->offset += (int64_t)rows * (cols ? cols : 1);
+}
+
+static void end_bucket(Builder *b, MoeBucket *bucket, int experts)
+{
+  bucket->elems = b->offset;
+  bucket->n_params = b->out->n_params - bucket->first_param;
+  int64_t expected = cost_bucket_elems(b->spec, (MoeBucketKind)bucket->kind, bucket->layer, experts);
+  if (expected != bucket->elems) {
+    die("bucket %s of layer %d has %lld parameters, the cost model counts %lld",
+        moe_bucket_name((MoeBucketKind)bucket->kind), bucket->layer, (long long)bucket->elems, (long long)expected);
+  }
+}
+
+static void add_attention(Builder *b, int l)
+{
+  const ModelSpec *m = &b->spec->model;
+  int d = m->attention.head_dim;
+  int nq = m->attention.heads * d;
+  int nkv = m->attention.kv_heads * d;
+  MoeBucket *bucket = begin_bucket(b, MOE_BUCKET_ATT, l);
+  add_param(b, arena_printf(b->arena, "model.layers.%d.input_layernorm.weight", l), m->hidden, 0);
+  add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.q_proj.weight", l), nq, m->hidden);
+  add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.k_proj.weight", l), nkv, m->hidden);
+  add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.v_proj.weight", l), nkv, m->hidden);
+  if (m->attention.qk_norm == QK_NORM_HEAD) {
+    add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.q_norm.weight", l), d, 0);
+    add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.k_norm.weight", l), d, 0);
+  }
+  add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.o_proj.weight", l), m->hidden, nq);
+  add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.gate.weight", l), m->moe.experts, m->hidden);
+  add_holders(b, bucket, &b->plan->groups[b->plan->att_group[l]], NULL, -1);
+  end_bucket(b, bucket, 0);
+}
+
+static void add_experts(Builder *b, int l, int member)
+{
+  const ModelSpec *m = &b->spec->model;
+  const PlanGroup *group = &b->plan->groups[b->plan->ffn_group[l]];
+  int begin = (int)moe_part_begin(m->moe.experts, group->n_ranks, member);
+  int end = (int)moe_part_begin(m->moe.experts, group->n_ranks, member + 1);
+  MoeBucket *bucket = begin_bucket(b, MOE_BUCKET_EXPERTS, l);
+  for (int e = begin; e < end; e++) {
+    static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};
+    for (int k = 0; k < 3; k++) {
+      bool down = k == 2;
+      add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.experts.%d.%s.weight", l, e, names[k]),
+                down ? m->hidden : m->moe.hidden, down ? m->moe.hidden : m->hidden);
+    }
+  }
+  add_holders(b, bucket, group, NULL, member);
+  end_bucket(b, bucket, end - begin);
+}
+
+void params_build(Arena *arena, const Spec *spec, const Plan *plan, ParamTables *out)
+{
+  *out = (ParamTables){0};
+  Builder b = {.arena = arena, .spec = spec, .plan = plan, .out = out};
+  const ModelSpec *m = &spec->model;
+  const PlanGroup *first = &plan->groups[plan->att_group[0]];
+  const PlanGroup *last = &plan->groups[plan->att_group[m->layers]];
+  allocate(&b);
+
+  MoeBucket *bucket = begin_bucket(&b, MOE_BUCKET_EMBED, 0);
+  add_param(&b, "model.embed_tokens.weight", m->vocab, m->hidden);
+  add_holders(&b, bucket, first, m->tied ? last : NULL, -1);
+  end_bucket(&b, bucket, 0);
+  for (int l = 0; l < m->layers; l++) {
+    add_attention(&b, l);
+  }
+  for (int l = 0; l < m->layers; l++) {
+    bucket = begin_bucket(&b, MOE_BUCKET_GAIN, l);
+    add_param(&b, arena_printf(arena, "model.layers.%d.post_attention_layernorm.weight", l), m->hidden, 0);
+    add_holders(&b, bucket, &plan->groups[plan->att_group[l]], &plan->groups[plan->ffn_group[l]], -1);
+    end_bucket(&b, bucket, 0);
+  }
+  for (int l = 0; l < m->layers; l++) {
+    for (int j = 0; j < plan->groups[plan->ffn_group[l]].n_ranks; j++) {
+      add_experts(&b, l, j);
+    }
+  }
+  bucket = begin_bucket(&b, MOE_BUCKET_HEAD, 0);
+  add_param(&b, "model.norm.weight", m->hidden, 0);
+  if (!m->tied) {
+    add_param(&b, "lm_head.weight", m->vocab, m->hidden);
+  }
+  add_holders(&b, bucket, last, NULL, -1);
+  end_bucket(&b, bucket, 0);
+}

@@ -1,0 +1,73 @@
+/* Plan: which ranks hold which layers' attention and experts, for one shape of a spec, and what that costs. A plan is a
+   map from chunks (component, layer) to groups of ranks; a group may hold any set of chunks, so the colocated layout is a
+   plan whose groups have both roles. All replicas are alike; ranks and groups below are those of one replica. */
+#ifndef CODEGEN_PLAN_H
+#define CODEGEN_PLAN_H
+
+#include "lang/spec.h"
+
+enum { PLAN_A = 1, PLAN_F = 2 }; /* roles, a set; the same bits as MOE_ROLE_A and MOE_ROLE_F */
+
+/* Bytes on one rank of a group, the fullest one. */
+typedef struct MemoryTerms {
+  int64_t weights, gradients, optimizer, activations, buffers, workspace, total, limit;
+} MemoryTerms;
+
+typedef struct PlanGroup {
+  int id;         /* index in Plan.groups */
+  int role;       /* PLAN_A, PLAN_F or both */
+  int index;      /* within its side: g of A_g or F_g */
+  int first_rank; /* of the replica */
+  int n_ranks;
+  int nics;       /* NICs its ranks use, together */
+  MemoryTerms memory;
+} PlanGroup;
+
+typedef struct Plan {
+  const ShapeSpec *shape;
+  const char *system;    /* "af_pipe" */
+  const char *placement; /* "separate", "mixed", "colocated" */
+  int replicas;
+  int p_att, p_ffn;      /* groups of each side */
+  int replica_ranks;
+  int ranks_per_node;
+  PlanGroup *groups;     /* attention groups first, then FFN groups; colocated: one list with both roles */
+  int n_groups;
+  int *att_group;        /* [layers + 1] group of a layer's attention; entry `layers`: final norm, head and loss */
+  int *ffn_group;        /* [layers] group of a layer's FFN; a dense layer's is its attention group */
+  int *nic_ranks;        /* [n_nics] first rank of the replica that uses NIC i */
+  int n_nics;
+  Dedup dedup;           /* never DEDUP_AUTO */
+  int mb_seqs;           /* sequences of one full micro-batch: micro_batch x ranks of the largest attention group */
+  int micro_batches;     /* per replica and step; the last may be short */
+  int in_flight;         /* most micro-batches between their first forward and their last weight gradient */
+  Recompute recompute;
+
+  double t_att_ns, t_ffn_ns; /* phase 1: roofline time of the two sides per layer and micro-batch, forward */
+  double step_ns;            /* predicted; filled from the schedule */
+  double tokens_per_s, mfu;
+  struct {
+    const char *name;   /* "glpk", "pinned" */
+    const char *status; /* "optimal", "gap", "nodes" */
+    double gap, ms;     /* ms is for people only; it is never part of a file */
+  } solver;
+} Plan;
+
+/* Solves the plan for spec->shapes[shape]. Pins of the spec's plan block are kept. Returns false after an error that says
+   which constraint fails, by how much, and the smallest change that helps; *infeasible tells such errors from bad input. */
+bool plan_solve(Arena *, Diag *, const Spec *, int shape, Plan *, bool *infeasible);
+
+/* Checks a plan without the solver's help: partition of layers and experts, ranks, memory. Every plan passes through it. */
+bool plan_check(Diag *, const Spec *, const Plan *);
+
+/* Fills step_ns, tokens_per_s and mfu from a step time: plan_solve's own estimate, or the schedule's. */
+void plan_set_step(const Spec *, Plan *, double step_ns);
+
+void plan_print(const Spec *, const Plan *, FILE *);
+void plan_print_json(const Spec *, const Plan *, FILE *);
+
+/* Most sequences of a full micro-batch on one rank of a group; most experts of a layer on one rank of a group. */
+int plan_att_seqs(const Plan *, const PlanGroup *);
+int plan_ffn_experts(const Spec *, const PlanGroup *);
+
+#endif

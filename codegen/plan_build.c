@@ -1,0 +1,351 @@
+/* From an allocation to a plan: groups, ranks, NICs, layer tables, memory. */
+#include <math.h>
+#include <string.h>
+
+#include "codegen/plan_int.h"
+#include "runtime/moe_layout.h"
+
+int side_ranks(const Side *side, int group)
+{
+  return side->list ? side->list[group] : side->n;
+}
+
+int side_total(const Side *side)
+{
+  int n = 0;
+  for (int g = 0; g < side->p; g++) {
+    n += side_ranks(side, g);
+  }
+  return n;
+}
+
+Nodes plan_nodes(const Spec *spec)
+{
+  const ClusterSpec *c = &spec->cluster;
+  Nodes n = {.ranks = c->gpus, .count = c->nodes, .nics = c->nics, .total = c->nodes * c->gpus};
+  int fake = spec->plan.ranks_per_node;
+  if (fake > 0 && fake != c->gpus) {
+    n.ranks = fake < n.total ? fake : n.total;
+    n.count = n.total / n.ranks;
+    n.nics = (int)((int64_t)c->nics * n.ranks / c->gpus);
+    n.nics = n.nics == 0 && c->nics > 0 ? 1 : n.nics;
+  }
+  return n;
+}
+
+int plan_default_nics(const Nodes *nodes, int ranks)
+{
+  int n = (int)((int64_t)nodes->nics * ranks / nodes->ranks);
+  return n == 0 && nodes->nics > 0 ? 1 : n;
+}
+
+int plan_moe_layers(const Spec *spec)
+{
+  return spec->model.layers - spec->model.dense.layers;
+}
+
+int plan_pinned_stages(const Spec *spec, bool att)
+{
+  const PlanSpec *pin = &spec->plan;
+  int stages = att ? pin->attention_stages : pin->ffn_stages, sizes = att ? pin->n_attention_gpus : pin->n_ffn_gpus;
+  if (pin->placement == PLACE_COLOCATED && stages == 0 && sizes <= 1) { /* the other side's pins hold for both */
+    stages = att ? pin->ffn_stages : pin->attention_stages;
+    sizes = att ? pin->n_ffn_gpus : pin->n_attention_gpus;
+  }
+  return stages > 0 ? stages : sizes > 1 ? sizes : 0;
+}
+
+int layer_att(int layer, int p_att)
+{
+  return layer % p_att;
+}
+
+int layer_ffn(const Spec *spec, int layer, int p_ffn, bool colocated)
+{
+  return (colocated ? layer : layer - spec->model.dense.layers) % p_ffn;
+}
+
+int plan_att_seqs(const Plan *plan, const PlanGroup *group)
+{
+  return (int)moe_part_max(plan->mb_seqs, group->n_ranks);
+}
+
+int plan_ffn_experts(const Spec *spec, const PlanGroup *group)
+{
+  return (int)moe_part_max(spec->model.moe.experts, group->n_ranks);
+}
+
+static void place_groups(Arena *arena, const Choice *choice, Plan *plan)
+{
+  bool both = choice->place == PLACE_COLOCATED, mixed = choice->place == PLACE_MIXED;
+  plan->n_groups = choice->att.p + (both ? 0 : choice->ffn.p);
+  plan->groups = arena_new_array(arena, PlanGroup, (size_t)plan->n_groups);
+  int rank = 0, steps = choice->att.p > choice->ffn.p ? choice->att.p : choice->ffn.p;
+  for (int i = 0; i < plan->n_groups; i++) {
+    bool att = i < choice->att.p;
+    PlanGroup *g = &plan->groups[i];
+    g->id = i;
+    g->role = both ? PLAN_A | PLAN_F : att ? PLAN_A : PLAN_F;
+    g->index = att ? i : i - choice->att.p;
+    g->n_ranks = att ? side_ranks(&choice->att, g->index) : side_ranks(&choice->ffn, g->index);
+    g->first_rank = rank;
+    rank += g->n_ranks;
+  }
+  plan->replica_ranks = rank;
+  rank = 0;
+  for (int i = 0; mixed && i < steps; i++) { /* A0 F0 A1 F1 ...: every node hosts both */
+    if (i < choice->att.p) {
+      plan->groups[i].first_rank = rank;
+      rank += plan->groups[i].n_ranks;
+    }
+    if (i < choice->ffn.p) {
+      plan->groups[choice->att.p + i].first_rank = rank;
+      rank += plan->groups[choice->att.p + i].n_ranks;
+    }
+  }
+}
+
+/* A side's NICs go to its groups by ranks, a group's NICs to its ranks in runs. */
+static void place_nics(Arena *arena, const Choice *choice, Plan *plan)
+{
+  for (int side = 0; side < (choice->place == PLACE_COLOCATED ? 1 : 2); side++) {
+    const Side *s = side == 0 ? &choice->att : &choice->ffn;
+    PlanGroup *g = plan->groups + (side == 0 ? 0 : choice->att.p);
+    int64_t before = 0, total = side_total(s);
+    for (int i = 0; i < s->p; i++) {
+      int64_t after = before + g[i].n_ranks;
+      g[i].nics = (int)(after * s->nics / total - before * s->nics / total);
+      plan->n_nics += g[i].nics;
+      before = after;
+    }
+  }
+  plan->nic_ranks = arena_new_array(arena, int, (size_t)plan->n_nics + 1);
+  int n = 0;
+  for (int rank = 0; rank < plan->replica_ranks; rank++) { /* in rank order, also where groups are interleaved */
+    for (int i = 0; i < plan->n_groups; i++) {
+      const PlanGroup *g = &plan->groups[i];
+      for (int k = 0; rank == g->first_rank && k < g->nics; k++) {
+        plan->nic_ranks[n++] = g->first_rank + (int)((int64_t)k * g->n_ranks / g->nics);
+      }
+    }
+  }
+}
+
+bool plan_aligned(const Plan *plan)
+{
+  int ranks = plan->replica_ranks, per = plan->ranks_per_node;
+  return plan->replicas == 1 || ranks * plan->replicas <= per || ranks % per == 0 || per % ranks == 0;
+}
+
+/* Relays pay as soon as two ranks of an FFN group share a node that a row would have to enter from outside. */
+static Dedup choose_dedup(const Spec *spec, const Plan *plan)
+{
+  if (spec->plan.dedup != DEDUP_AUTO) {
+    return spec->plan.dedup;
+  }
+  if (!plan_aligned(plan)) { /* one op table serves all replicas, and nodes would cut them differently */
+    return DEDUP_RANK;
+  }
+  for (int l = spec->model.dense.layers; l < spec->model.layers; l++) {
+    const PlanGroup *f = &plan->groups[plan->ffn_group[l]];
+    int first = f->first_rank / plan->ranks_per_node, last = (f->first_rank + f->n_ranks - 1) / plan->ranks_per_node;
+    bool pair = f->n_ranks > last - first + 1;
+    for (int next = 0; pair && next < 2; next++) {
+      const PlanGroup *a = &plan->groups[plan->att_group[l + next]];
+      if (first != last || a->first_rank / plan->ranks_per_node != first ||
+          (a->first_rank + a->n_ranks - 1) / plan->ranks_per_node != first) {
+        return DEDUP_NODE;
+      }
+    }
+  }
+  return DEDUP_RANK;
+}
+
+void plan_build(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Choice *choice, Plan *plan)
+{
+  static const char *const names[] = {[PLACE_AUTO] = "separate",
+                                      [PLACE_SEPARATE] = "separate",
+                                      [PLACE_MIXED] = "mixed",
+                                      [PLACE_COLOCATED] = "colocated"};
+  int layers = spec->model.layers;
+  bool both = choice->place == PLACE_COLOCATED;
+  memset(plan, 0, sizeof *plan);
+  plan->shape = shape;
+  plan->system = "af_pipe";
+  plan->placement = names[choice->place];
+  plan->replicas = choice->replicas;
+  plan->p_att = choice->att.p;
+  plan->p_ffn = choice->ffn.p;
+  plan->ranks_per_node = spec->plan.ranks_per_node > 0 ? spec->plan.ranks_per_node : spec->cluster.gpus;
+  place_groups(arena, choice, plan);
+  place_nics(arena, choice, plan);
+  plan->att_group = arena_new_array(arena, int, (size_t)layers + 1);
+  plan->ffn_group = arena_new_array(arena, int, (size_t)layers);
+  for (int l = 0; l <= layers; l++) {
+    plan->att_group[l] = layer_att(l, plan->p_att);
+  }
+  for (int l = 0; l < layers; l++) {
+    plan->ffn_group[l] = spec_layer_is_dense(spec, l)
+                             ? plan->att_group[l]
+                             : (both ? 0 : plan->p_att) + layer_ffn(spec, l, plan->p_ffn, both);
+  }
+  plan->dedup = choose_dedup(spec, plan);
+  plan->recompute = spec->plan.recompute;
+
+  int most = 0;
+  int64_t batch = moe_part_max(shape->global_batch, plan->replicas);
+  for (int g = 0; g < plan->p_att; g++) {
+    most = plan->groups[g].n_ranks > most ? plan->groups[g].n_ranks : most;
+  }
+  int64_t seqs = (int64_t)shape->micro_batch * most;
+  plan->mb_seqs = (int)(seqs < batch ? seqs : batch);
+  plan->micro_batches = (int)moe_part_max(batch, plan->mb_seqs);
+  plan->in_flight = plan->micro_batches;
+}
+
+/* ---- memory of a plan ---- */
+
+static bool add_once(int *list, int *n, int value)
+{
+  for (int i = 0; i < *n; i++) {
+    if (list[i] == value) {
+      return false;
+    }
+  }
+  list[(*n)++] = value;
+  return true;
+}
+
+/* Distinct groups at the other end of one edge of group `id`. own and peer: tables over layers; own is read at
+   layer + own_next, peer at layer + peer_next. */
+static int peers(const Spec *spec, int id, const int *own, int own_next, const int *peer, int peer_next)
+{
+  int list[1024], n = 0;
+  for (int l = spec->model.dense.layers; l < spec->model.layers && n < 1024; l++) {
+    if (own[l + own_next] == id) {
+      add_once(list, &n, peer[l + peer_next]);
+    }
+  }
+  return n;
+}
+
+static int most_on_node(const Plan *plan, const PlanGroup *g)
+{
+  int most = 0, on = 0;
+  for (int r = 0; r < g->n_ranks; r++) {
+    on = (g->first_rank + r) % plan->ranks_per_node == 0 ? 1 : on + 1;
+    most = on > most ? on : most;
+  }
+  return most;
+}
+
+MemIn plan_mem_in(const Spec *spec, const Plan *plan, const PlanGroup *g, int in_flight)
+{
+  int layers = spec->model.layers;
+  MemIn in = {.seq = plan->shape->seq,
+              .mb_seqs = plan->mb_seqs,
+              .att_seqs = plan_att_seqs(plan, g),
+              .replicas = plan->replicas,
+              .in_flight = in_flight,
+              .own_ranks = g->n_ranks,
+              .node_ranks = 1};
+  for (int i = 0; i < plan->n_groups; i++) {
+    const PlanGroup *o = &plan->groups[i];
+    in.att_ranks = (o->role & PLAN_A) && o->n_ranks > in.att_ranks ? o->n_ranks : in.att_ranks;
+    in.ffn_ranks = (o->role & PLAN_F) && o->n_ranks > in.ffn_ranks ? o->n_ranks : in.ffn_ranks;
+  }
+  if (g->role == PLAN_F) { /* its messages come from attention ranks with the most sequences */
+    int fewest = plan->groups[0].n_ranks;
+    for (int i = 0; i < plan->n_groups; i++) {
+      const PlanGroup *o = &plan->groups[i];
+      fewest = (o->role & PLAN_A) && o->n_ranks < fewest ? o->n_ranks : fewest;
+    }
+    in.att_seqs = (int)moe_part_max(plan->mb_seqs, fewest);
+  }
+  if (g->role & PLAN_A) {
+    for (int l = 0; l < layers; l++) {
+      in.att_dense += plan->att_group[l] == g->id && spec_layer_is_dense(spec, l);
+      in.att_moe += plan->att_group[l] == g->id && !spec_layer_is_dense(spec, l);
+    }
+    in.embed = plan->att_group[0] == g->id;
+    in.head = plan->att_group[layers] == g->id;
+    in.combine_from = peers(spec, g->id, plan->att_group, 1, plan->ffn_group, 0);
+    in.dispatch_b_from = peers(spec, g->id, plan->att_group, 0, plan->ffn_group, 0);
+  }
+  if (g->role & PLAN_F) {
+    in.experts = plan_ffn_experts(spec, g);
+    in.dispatch_from = peers(spec, g->id, plan->ffn_group, 0, plan->att_group, 0);
+    in.combine_b_from = peers(spec, g->id, plan->ffn_group, 0, plan->att_group, 1);
+  }
+  for (int l = spec->model.dense.layers; l < layers; l++) {
+    const PlanGroup *f = &plan->groups[plan->ffn_group[l]];
+    in.ffn_layers += (g->role & PLAN_F) && f == g;
+    if ((f == g || plan->att_group[l] == g->id || plan->att_group[l + 1] == g->id) && cost_relayed(plan, l)) {
+      int most = most_on_node(plan, f);
+      in.relayed = true;
+      in.node_ranks = most > in.node_ranks ? most : in.node_ranks;
+    }
+  }
+  return in;
+}
+
+void cost_memory(const Spec *spec, Plan *plan)
+{
+  for (int i = 0; i < plan->n_groups; i++) {
+    PlanGroup *g = &plan->groups[i];
+    MemIn in = plan_mem_in(spec, plan, g, plan->in_flight);
+    memset(&g->memory, 0, sizeof g->memory);
+    if (g->role & PLAN_A) {
+      memory_att(spec, &in, &g->memory);
+    }
+    if (g->role & PLAN_F) {
+      memory_ffn(spec, &in, &g->memory);
+    }
+    g->memory.total = memory_sum(&g->memory);
+    g->memory.limit = spec->cluster.gpu.memory;
+  }
+}
+
+/* ---- times of a plan ---- */
+
+double plan_bottleneck_ns(const Spec *spec, const Plan *plan)
+{
+  double most = 0;
+  int layers = spec->model.layers;
+  for (int i = 0; i < plan->n_groups; i++) {
+    const PlanGroup *g = &plan->groups[i];
+    double busy = 0;
+    for (int l = 0; l < layers; l++) {
+      if (plan->att_group[l] == g->id) {
+        busy += (double)(cost_op_ns(spec, plan, MOE_OP_ATT_FWD, l) + cost_op_ns(spec, plan, MOE_OP_ATT_DGRAD, l) +
+                         cost_op_ns(spec, plan, MOE_OP_ATT_WGRAD, l));
+      }
+      if (plan->ffn_group[l] == g->id && !spec_layer_is_dense(spec, l)) {
+        busy += (double)(cost_op_ns(spec, plan, MOE_OP_FFN_FWD, l) + cost_op_ns(spec, plan, MOE_OP_FFN_DGRAD, l) +
+                         cost_op_ns(spec, plan, MOE_OP_FFN_WGRAD, l));
+      }
+    }
+    busy += plan->att_group[layers] == g->id ? (double)cost_op_ns(spec, plan, MOE_OP_HEAD, layers) : 0;
+    most = busy > most ? busy : most;
+  }
+  return most;
+}
+
+int plan_in_flight_need(const Spec *spec, const Plan *plan)
+{
+  static const MoeOpKind ops[] = {MOE_OP_ATT_FWD, MOE_OP_FFN_FWD, MOE_OP_FFN_DGRAD, MOE_OP_ATT_DGRAD};
+  static const MoeEdge edges[] = {MOE_EDGE_DISPATCH, MOE_EDGE_COMBINE, MOE_EDGE_COMBINE_B, MOE_EDGE_DISPATCH_B};
+  static const MoeEdge relays[] = {MOE_EDGE_FORWARD, MOE_EDGE_GATHER, MOE_EDGE_GATHER_B, MOE_EDGE_FORWARD_B};
+  double path = (double)cost_op_ns(spec, plan, MOE_OP_HEAD, spec->model.layers);
+  for (int l = 0; l < spec->model.layers; l++) {
+    bool dense = spec_layer_is_dense(spec, l);
+    for (int i = 0; i < 4; i++) {
+      bool ffn = ops[i] == MOE_OP_FFN_FWD || ops[i] == MOE_OP_FFN_DGRAD;
+      path += dense && ffn ? 0 : (double)cost_op_ns(spec, plan, ops[i], l);
+      path += dense ? 0 : (double)cost_msg(spec, plan, edges[i], l).ns;
+      path += !dense && cost_relayed(plan, l) ? (double)cost_msg(spec, plan, relays[i], l).ns : 0;
+    }
+  }
+  double need = ceil(path / plan_bottleneck_ns(spec, plan)) + 1;
+  return need < plan->micro_batches ? (int)need : plan->micro_batches;
+}

@@ -1,0 +1,61 @@
+/* What an allocation costs, from its numbers alone. Times are sums over one step of one replica on its busiest rank:
+   z = max(compute, bytes / port) + the tail (gradient exchange and optimizer), and never less than what the micro-batches
+   that fit in memory let through. */
+#ifndef CODEGEN_PLAN_PRICE_H
+#define CODEGEN_PLAN_PRICE_H
+
+#include "codegen/plan_int.h"
+
+/* Groups of a side that price alike. */
+typedef struct Kind {
+  int layers[4]; /* attention layers by kind: dense * 2 + window */
+  int embed, head;
+  int dispatches, combines; /* MoE layers whose DISPATCH it sends, whose COMBINE it receives */
+  int combine_from, dispatch_b_from;
+  int ffn_layers, dispatch_from, combine_b_from;
+} Kind;
+
+/* A corner of the search: all but the ranks per group and their NICs. */
+typedef struct Tuple {
+  int index;
+  int replicas, p_att, p_ffn;
+  Placement place;
+  int ranks;   /* budget of a replica */
+  bool exact;  /* replicas share a node without straddling one only if the whole budget is used */
+  bool single; /* a replica stays on one node */
+  int batch;   /* sequences per step of the largest replica's share */
+  double bound; /* of the estimate, from below */
+} Tuple;
+
+enum { MAX_KINDS = 256 };
+
+typedef struct Price {
+  const Spec *spec;
+  const ShapeSpec *shape;
+  Nodes nodes;
+  const Tuple *tuple;
+  Kind att[MAX_KINDS], ffn[MAX_KINDS]; /* colocated: att[i] and ffn[i] are the same group */
+  int n_att, n_ffn;
+  double chain; /* longest dependent chain of one micro-batch, both sides taken as balanced */
+  double fill;  /* until the last group has work, and while the first has none left */
+} Price;
+
+void price_init(Price *, const Spec *, const ShapeSpec *, const Tuple *);
+
+int price_mb_seqs(const Price *, int att_n);
+int price_micro_batches(const Price *, int att_n);
+
+/* INFINITY where memory does not hold one micro-batch (or the pinned number of them). */
+double price_att(const Price *, int att_n, int att_nics, int ffn_n);
+double price_ffn(const Price *, int att_n, int ffn_n, int ffn_nics);
+double price_ffn_launches(const Price *, int att_n); /* per step, to be added to price_ffn */
+double price_both(const Price *, int n, int nics);   /* colocated */
+
+/* Bytes on the fullest rank of a side with the least micro-batches in flight. */
+int64_t price_memory(const Price *, int roles, int att_n, int ffn_n);
+
+/* Compute of the whole step if one rank did it, per side, at the FLOP rates alone: bounds from below. */
+double price_att_alone(const Price *);
+double price_ffn_alone(const Price *);
+
+#endif

@@ -1,0 +1,46 @@
+/* Schedule: the op table of every plan group, in the runtime's own rows, with modelled times. Generators give the order
+   of compute ops per group; shared passes add messages, buffers and the optimizer's part. */
+#ifndef CODEGEN_SCHED_H
+#define CODEGEN_SCHED_H
+
+#include "codegen/plan.h"
+#include "runtime/moe_bundle.h"
+#include "runtime/moe_ops.h"
+
+typedef struct SchedGroup {
+  MoeOp *ops;
+  int n_ops;
+  int64_t *start_ns; /* modelled, per op */
+  int64_t *end_ns;
+  int att_saved, att_work, ffn_saved, ffn_work; /* slots in each pool */
+} SchedGroup;
+
+typedef struct Schedule {
+  SchedGroup *groups; /* one per plan group */
+  int n_groups;
+  MoeChan *chans;
+  int n_chans;
+  int64_t step_ns;
+  int in_flight; /* peak, as scheduled */
+} Schedule;
+
+/* Work slots of one side of a group, and message slots of a channel between groups, that schedules keep to unless a
+   plan cannot end with so few; then SchedGroup and MoeChan have more. What a memory model should count. */
+enum { SCHED_WORK_SLOTS = 4, SCHED_CHAN_SLOTS = 4 };
+
+/* Builds the schedule for a plan; micro-batches, in-flight cap and times come from the plan and the cost model. */
+bool sched_build(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
+
+/* Checks any schedule, whoever made it: every (layer, micro-batch) once and after its inputs; messages of a pair in the
+   same order and of equal class on both sides; termination when every send waits for its receive; slots never in two
+   hands and within the counts; a symbolic run in which every output holds exactly the promised (token, expert) terms
+   and its residual once. Reports what it finds and returns false. Nothing is built from a schedule that fails. */
+bool sched_check(Diag *, const Spec *, const Plan *, const Schedule *);
+
+void sched_print(const Spec *, const Plan *, const Schedule *, FILE *); /* one line per group */
+void sched_print_json(const Spec *, const Plan *, const Schedule *, FILE *);
+void sched_print_trace(const Spec *, const Plan *, const Schedule *, FILE *); /* Chrome trace events */
+
+void sched_print_svg(const Spec *, const Plan *, const Schedule *, FILE *); /* picture of the modelled timeline */
+
+#endif

@@ -1,0 +1,278 @@
+/* Slots of the four pools and of the message channels, by interval colouring over the modelled times: whoever starts
+   first takes the slot that has been free longest, or a new one.
+
+   Who may hold a slot how long, and what the next owner must wait for. A slot's life is the ops below; those marked
+   LAST are the ones whose end the next owner cannot know from the messages it got. Every other reader is finished
+   because an answer to what it sent, from every rank it sent to, was read by a LAST op: SEND DISPATCH before DISPATCH_B
+   arrives, SEND FORWARD before GATHER, SEND GATHER before COMBINE_B, SEND GATHER_B before FORWARD_B, SEND COMBINE
+   before COMBINE_B.
+   - compute op after compute op: table order, no wait;
+   - compute op after SEND COMBINE_B, DISPATCH_B, COMBINE, GATHER or FORWARD_B that reads the slot: a wait;
+   - RELAY and NODE_REDUCE run beside the compute, so they also wait for the weight gradient that had the slot.
+   Channel slots need no waits: the sender of use k waits for the release of use k - 1 by itself. */
+#include "codegen/sched_int.h"
+
+#include <stdlib.h>
+
+enum { LAST = 1, PLAIN = 2, RELAYED = 4 }; /* PLAIN, RELAYED: only in layers without or with relays */
+
+typedef struct User {
+  SchedTask task;
+  int d_layer; /* the task's layer less the slot's */
+  unsigned flags;
+} User;
+
+enum { POOL_ATT_SAVED, POOL_ATT_WORK, POOL_FFN_SAVED, POOL_FFN_WORK, POOL_COUNT };
+
+enum { MAX_USERS = 12 };
+
+static const struct {
+  int pool;
+  int n;
+  User users[MAX_USERS];
+} kinds[] = {
+    {POOL_ATT_SAVED,
+     8,
+     {{TASK_EMBED_FWD, 0, 0},
+      {TASK_ATT_FWD, 0, 0},
+      {TASK_HEAD, 0, LAST},
+      {TASK_DISPATCH, 0, 0},
+      {TASK_ATT_DGRAD, 0, 0},
+      {TASK_ATT_WGRAD, 0, LAST},
+      {TASK_EMBED_WGRAD, 0, LAST},
+      {TASK_COMBINE_B, -1, LAST}}},
+    {POOL_ATT_WORK,
+     5,
+     {{TASK_HEAD, 0, LAST},
+      {TASK_ATT_DGRAD, 0, 0},
+      {TASK_ATT_WGRAD, 0, LAST},
+      {TASK_EMBED_WGRAD, 0, LAST},
+      {TASK_COMBINE_B, -1, LAST}}},
+    {POOL_FFN_SAVED,
+     12,
+     {{TASK_RELAY, 0, 0},
+      {TASK_FORWARD, 0, 0},
+      {TASK_FFN_FWD, 0, 0},
+      {TASK_GATHER, 0, 0},
+      {TASK_REDUCE_FWD, 0, 0},
+      {TASK_COMBINE, 0, 0},
+      {TASK_GATHER_B, 0, 0},
+      {TASK_FFN_DGRAD, 0, 0},
+      {TASK_FFN_WGRAD, 0, LAST},
+      {TASK_FORWARD_B, 0, LAST},
+      {TASK_REDUCE_BWD, 0, 0},
+      {TASK_DISPATCH_B, 0, LAST}}},
+    {POOL_FFN_WORK, 3, {{TASK_FFN_FWD, 0, 0}, {TASK_COMBINE, 0, LAST | PLAIN}, {TASK_GATHER, 0, LAST | RELAYED}}},
+    {POOL_FFN_WORK, 2, {{TASK_REDUCE_FWD, 0, RELAYED}, {TASK_COMBINE, 0, LAST | RELAYED}}},
+    {POOL_FFN_WORK,
+     4,
+     {{TASK_FFN_DGRAD, 0, 0},
+      {TASK_FFN_WGRAD, 0, LAST},
+      {TASK_DISPATCH_B, 0, LAST | PLAIN},
+      {TASK_FORWARD_B, 0, LAST | RELAYED}}},
+    {POOL_FFN_WORK, 2, {{TASK_REDUCE_BWD, 0, RELAYED}, {TASK_DISPATCH_B, 0, LAST | RELAYED}}},
+};
+
+/* One interval to colour. */
+typedef struct Life {
+  int32_t key; /* pool of a group, or channel */
+  int32_t seq; /* of the op that begins it */
+  int64_t begin, end;
+  int32_t recs[MAX_USERS]; /* pool: users; channel: SEND and RECV */
+  int8_t n_recs;
+  int8_t first;  /* index of the op that begins it */
+  uint16_t last; /* bits: LAST users */
+} Life;
+
+typedef struct Slot {
+  int64_t free_at;
+  int32_t number;
+  int32_t uses;
+  const Life *owner; /* the latest */
+} Slot;
+
+static int by_begin(const void *a, const void *b)
+{
+  const Life *x = a, *y = b;
+  if (x->key != y->key) {
+    return x->key < y->key ? -1 : 1;
+  }
+  if (x->begin != y->begin) {
+    return x->begin < y->begin ? -1 : 1;
+  }
+  return x->seq < y->seq ? -1 : x->seq > y->seq;
+}
+
+static bool before(const Slot *a, const Slot *b)
+{
+  return a->free_at < b->free_at || (a->free_at == b->free_at && a->number < b->number);
+}
+
+static void sift_down(Slot *slots, int n)
+{
+  for (int i = 0, child; (child = 2 * i + 1) < n; i = child) {
+    if (child + 1 < n && before(&slots[child + 1], &slots[child])) {
+      child++;
+    }
+    if (!before(&slots[child], &slots[i])) {
+      return;
+    }
+    Slot t = slots[i];
+    slots[i] = slots[child];
+    slots[child] = t;
+  }
+}
+
+static void sift_up(Slot *slots, int n)
+{
+  for (int i = n - 1; i > 0 && before(&slots[i], &slots[(i - 1) / 2]); i = (i - 1) / 2) {
+    Slot t = slots[i];
+    slots[i] = slots[(i - 1) / 2];
+    slots[(i - 1) / 2] = t;
+  }
+}
+
+typedef void Assign(SchedRecs *, Schedule *, const Life *, const Slot *);
+
+/* Colours the lives of each key; `lives` is sorted. Slots form a heap by the time they become free. */
+static void colour(SchedRecs *recs, Schedule *sched, Life *lives, int n_lives, Assign *assign)
+{
+  Slot *slots = malloc((size_t)(n_lives + 1) * sizeof *slots);
+  if (!slots) {
+    die("out of memory");
+  }
+  qsort(lives, (size_t)n_lives, sizeof *lives, by_begin);
+  int n = 0;
+  for (int i = 0; i < n_lives; i++) {
+    const Life *life = &lives[i];
+    if (i == 0 || lives[i - 1].key != life->key) {
+      n = 0;
+    }
+    if (n > 0 && slots[0].free_at <= life->begin) {
+      assign(recs, sched, life, &slots[0]);
+      slots[0].free_at = life->end;
+      slots[0].uses++;
+      slots[0].owner = life;
+      sift_down(slots, n);
+    } else {
+      slots[n] = (Slot){.number = n};
+      assign(recs, sched, life, &slots[n]);
+      slots[n].free_at = life->end;
+      slots[n].uses = 1;
+      slots[n].owner = life;
+      sift_up(slots, ++n);
+    }
+  }
+  free(slots);
+}
+
+static bool is_compute(const MoeOp *op)
+{
+  return op->stream == MOE_STREAM_FWD || op->stream == MOE_STREAM_BWD;
+}
+
+static void assign_pool(SchedRecs *recs, Schedule *sched, const Life *life, const Slot *slot)
+{
+  int pool = life->key % POOL_COUNT;
+  SchedGroup *group = &sched->groups[life->key / POOL_COUNT];
+  int *count[] = {&group->att_saved, &group->att_work, &group->ffn_saved, &group->ffn_work};
+  *count[pool] = slot->number + 1 > *count[pool] ? slot->number + 1 : *count[pool];
+  for (int i = 0; i < life->n_recs; i++) {
+    MoeOp *op = &recs->recs[life->recs[i]].op;
+    *(pool == POOL_ATT_SAVED || pool == POOL_FFN_SAVED ? &op->saved : &op->work) = slot->number;
+  }
+  const Life *old = slot->owner;
+  int32_t first = life->recs[(int)life->first];
+  for (int i = 0; old && i < old->n_recs; i++) {
+    bool compute = is_compute(&recs->recs[first].op) && is_compute(&recs->recs[old->recs[i]].op);
+    if ((old->last >> i & 1) && !compute) {
+      sched_wait(recs, first, old->recs[i]);
+    }
+  }
+}
+
+static void assign_chan(SchedRecs *recs, Schedule *sched, const Life *life, const Slot *slot)
+{
+  MoeChan *chan = &sched->chans[life->key];
+  chan->slots = (int16_t)(slot->number + 1 > chan->slots ? slot->number + 1 : chan->slots);
+  for (int i = 0; i < 2; i++) {
+    MoeOp *op = &recs->recs[life->recs[i]].op;
+    op->chan = (int16_t)life->key;
+    op->slot = (int16_t)slot->number;
+    op->use = slot->uses;
+  }
+}
+
+static bool pool_life(const SchedNet *net, const SchedRecs *recs, size_t kind, int layer, int mb, Life *life)
+{
+  *life = (Life){.begin = INT64_MAX};
+  for (int i = 0; i < kinds[kind].n; i++) {
+    User user = kinds[kind].users[i];
+    int at = layer + user.d_layer;
+    if (at < 0 || !sched_task_exists(net, user.task, at) || ((user.flags & PLAIN) && net->relayed[at]) ||
+        ((user.flags & RELAYED) && !net->relayed[at])) {
+      continue;
+    }
+    int32_t number = recs->by_task[sched_id(net, user.task, at, mb)];
+    const SchedRec *rec = &recs->recs[number];
+    if (rec->start < life->begin) {
+      life->begin = rec->start;
+      life->seq = rec->seq;
+      life->first = life->n_recs;
+      life->key = rec->group * POOL_COUNT + kinds[kind].pool;
+    }
+    life->end = rec->end > life->end ? rec->end : life->end;
+    life->last = (uint16_t)(life->last | (user.flags & LAST) << life->n_recs);
+    life->recs[(int)life->n_recs++] = number;
+  }
+  return life->n_recs > 0;
+}
+
+int sched_chan(Schedule *sched, MoeEdge edge, MoeBucketKind bucket, int src, int dst)
+{
+  for (int c = 0; c < sched->n_chans; c++) {
+    const MoeChan *chan = &sched->chans[c];
+    if (chan->edge == edge && chan->bucket == bucket && chan->src == src && chan->dst == dst) {
+      return c;
+    }
+  }
+  sched->chans[sched->n_chans] =
+      (MoeChan){.edge = (uint8_t)edge, .bucket = (uint8_t)bucket, .src = (int16_t)src, .dst = (int16_t)dst};
+  return sched->n_chans++;
+}
+
+void sched_slots(Arena *arena, const SchedNet *net, SchedRecs *recs, Schedule *sched)
+{
+  size_t n_kinds = sizeof kinds / sizeof *kinds, n_mbs = (size_t)net->n_mbs, n_layers = (size_t)net->n_layers + 1;
+  Life *lives = arena_new_array(arena, Life, n_kinds * n_mbs * n_layers);
+  int n = 0;
+  for (size_t kind = 0; kind < n_kinds; kind++) {
+    bool att = kinds[kind].pool == POOL_ATT_SAVED || kinds[kind].pool == POOL_ATT_WORK;
+    for (int layer = 0; layer < net->n_layers + att; layer++) {
+      for (int mb = 0; mb < net->n_mbs; mb++) {
+        n += pool_life(net, recs, kind, layer, mb, &lives[n]);
+      }
+    }
+  }
+  colour(recs, sched, lives, n, assign_pool);
+
+  lives = arena_new_array(arena, Life, (TASK_COUNT - TASK_DISPATCH) * n_mbs * n_layers);
+  n = 0;
+  for (SchedTask task = TASK_DISPATCH; task < TASK_COUNT; task++) {
+    for (int layer = 0; layer < net->n_layers; layer++) {
+      if (!sched_task_exists(net, task, layer)) {
+        continue;
+      }
+      int chan = sched_chan(sched, sched_edge(task), MOE_BUCKET_NONE, sched_group(net, task, layer),
+                            sched_dst(net, task, layer));
+      for (int mb = 0; mb < net->n_mbs; mb++) {
+        int32_t id = sched_id(net, task, layer, mb);
+        const SchedRec *send = &recs->recs[recs->by_task[id]], *recv = &recs->recs[recs->recv_of[id]];
+        lives[n] = (Life){.key = chan, .seq = send->seq, .begin = send->start, .end = recv->freed};
+        lives[n].recs[0] = recs->by_task[id];
+        lives[n++].recs[1] = recs->recv_of[id];
+      }
+    }
+  }
+  colour(recs, sched, lives, n, assign_chan);
+}

@@ -1,0 +1,166 @@
+/* Spec: what a .moespec says, typed, in base units, all defaults filled in. Bytes, seconds' fractions and rates are in
+   bytes, nanoseconds, bytes per second and FLOP per second. Nothing here points into the AST. */
+#ifndef LANG_SPEC_H
+#define LANG_SPEC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lang/arena.h"
+#include "lang/ast.h"
+#include "lang/diag.h"
+
+typedef enum AttentionKind { ATTENTION_GQA, ATTENTION_MLA } AttentionKind;
+typedef enum QkNorm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE } QkNorm;
+typedef enum LayerPattern { LAYERS_ALL, LAYERS_EVEN, LAYERS_ODD } LayerPattern; /* which layers have the window */
+typedef enum RouterKind { ROUTER_SOFTMAX_RENORM, ROUTER_SOFTMAX, ROUTER_TOPK_SOFTMAX, ROUTER_SIGMOID_BIAS } RouterKind;
+typedef enum Activation { ACT_SWIGLU, ACT_SWIGLU_CLAMPED } Activation;
+typedef enum BalanceKind { BALANCE_NONE, BALANCE_SEQUENCE, BALANCE_BATCH, BALANCE_BIAS } BalanceKind;
+typedef enum Dtype { DTYPE_FP32, DTYPE_BF16 } Dtype;
+typedef enum Dedup { DEDUP_RANK, DEDUP_NODE, DEDUP_FLAT, DEDUP_AUTO } Dedup;
+typedef enum Placement { PLACE_AUTO, PLACE_SEPARATE, PLACE_MIXED, PLACE_COLOCATED } Placement;
+typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+typedef enum SystemKind { SYSTEM_AF_PIPE, SYSTEM_AUTO } SystemKind; /* grows with each schedule generator */
+typedef enum LrKind { LR_CONSTANT, LR_COSINE, LR_LINEAR } LrKind;
+
+typedef struct RopeSpec {
+  double theta;
+  bool interleaved;
+  bool yarn;
+  double factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor; /* attention_factor 0: by formula */
+  int64_t original;                                                              /* positions trained without scaling */
+  bool truncate;
+} RopeSpec;
+
+typedef struct ModelSpec {
+  const char *name;
+  int layers, hidden, vocab;
+  double norm_eps, init_std;
+  bool tied; /* output table is the embedding table */
+  struct {
+    AttentionKind kind;
+    int heads, kv_heads, head_dim;
+    QkNorm qk_norm;
+    bool bias, sinks;
+    int64_t window; /* 0: none */
+    LayerPattern window_layers;
+    double clip_qkv;                                /* 0: none */
+    int q_lora, kv_lora, nope_dim, rope_dim, v_dim; /* MLA */
+    RopeSpec rope;
+  } attention;
+  struct {
+    int layers; /* the first `layers` layers are dense */
+    int hidden;
+  } dense;
+  struct {
+    int experts, top_k, hidden;
+    RouterKind router;
+    double router_scale;
+    int groups, top_groups; /* group-limited top-k; 1, 1: none */
+    bool router_bias, bias;
+    Activation activation;
+    double act_limit, act_alpha;
+    int shared;       /* hidden size of the shared expert, in all; 0: none */
+    double capacity;  /* factor over the even share, per sequence and expert; 0: no drops */
+    double imbalance; /* fullest rank over the mean that buffers and stage times assume; 0: worst case for buffers, 1
+                         for times */
+    BalanceKind balance;
+    double balance_coef;
+    double bias_rate; /* BALANCE_BIAS: step of the selection bias */
+    int *route_only;  /* experts the router may choose from (tests, benchmarks); NULL: all */
+    int n_route_only;
+  } moe;
+} ModelSpec;
+
+typedef struct GpuSpec {
+  const char *name;
+  double flops; /* dense peak in the training dtype */
+  int64_t memory;
+  double hbm;       /* bytes/s */
+  double launch_ns; /* per kernel */
+  /* sustained share of the peak, by class of op */
+  double eff_gemm, eff_grouped, eff_attention, eff_memory;
+} GpuSpec;
+
+typedef struct ClusterSpec {
+  const char *name;
+  int nodes;
+  int gpus, nics; /* per node */
+  GpuSpec gpu;
+  double nvlink;            /* bytes/s per GPU and direction, effective */
+  double nic;               /* bytes/s per NIC and direction, effective */
+  double nvlink_ns, nic_ns; /* latency of a message */
+} ClusterSpec;
+
+typedef struct ShapeSpec {
+  const char *name;
+  int64_t seq;
+  int micro_batch;  /* sequences per attention rank */
+  int global_batch; /* sequences per step */
+  double weight;
+  Span span;
+} ShapeSpec;
+
+typedef struct TrainSpec {
+  Dtype dtype;
+  double lr, lr_min, beta1, beta2, eps, weight_decay, clip;
+  LrKind lr_kind;
+  int64_t warmup, steps; /* of the learning-rate schedule */
+  uint64_t seed;
+  bool stop_on_nan;
+} TrainSpec;
+
+/* Pins of the plan block; 0 or NULL means: the planner decides. */
+typedef struct PlanSpec {
+  SystemKind system;
+  Placement placement;
+  Dedup dedup;
+  Recompute recompute;
+  int replicas;
+  int attention_stages, ffn_stages;
+  int *attention_gpus; /* GPUs per attention group: one number for all, or one per group */
+  int n_attention_gpus;
+  int *ffn_gpus;
+  int n_ffn_gpus;
+  int attention_nics, ffn_nics; /* of one replica, all groups of the side together */
+  int in_flight;                /* micro-batches */
+  int ranks_per_node;           /* fake nodes of this size instead of the cluster's */
+  int node_limit;               /* of the solver's tree */
+  double gap;                   /* relative, at which the solver may stop */
+} PlanSpec;
+
+typedef struct Spec {
+  const char *path;
+  uint64_t hash; /* of the typed content: equal specs hash equal, whatever their layout */
+  ModelSpec model;
+  ClusterSpec cluster;
+  ShapeSpec *shapes;
+  int n_shapes;
+  TrainSpec train;
+  PlanSpec plan;
+  const struct SpecSpans *spans; /* where each key was set: spec_span() */
+} Spec;
+
+/* AST to Spec: resolves names, units, `use` and `let` done by the parser, checks every key against keys.def and the
+   rules between keys. Reports every error it finds and returns false if there was one. */
+bool spec_build(Arena *, Diag *, const AstFile *, Spec *);
+
+/* Where a key was set, or where its block begins; for errors of later stages ("plan", "attention_gpus"). */
+Span spec_span(const Spec *, const char *block, const char *key);
+
+bool spec_layer_is_dense(const Spec *, int layer);
+
+/* Keeps only the shapes of a comma list, in its order; an unknown name is an error. Other shapes are counted out of the
+   hash as well. */
+bool spec_select_shapes(Arena *, Diag *, Spec *, const char *names);
+
+/* Prints what the compiler reads back: every setting that is not the default, in base units. */
+void spec_print(const Spec *, FILE *);
+
+/* The language itself, from keys.def: the key reference of specs/LANGUAGE.md (Markdown), all words for completion (one
+   a line), and a dictionary for fuzzers. */
+void spec_print_reference(FILE *);
+void spec_print_words(FILE *);
+void spec_print_dictionary(FILE *);
+
+#endif

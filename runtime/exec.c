@@ -1,0 +1,303 @@
+/* The compute thread: runs the compute ops of the table in order, each as soon as what it waits for has finished. */
+#include "runtime/exec.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include "runtime/init.h"
+#include "runtime/log.h"
+
+/* A sleeping thread looks around this often even if nobody rings. */
+#define LOOK_AROUND_NS 100000000
+
+bool moe_exec_ready(const MoeExec *x, int32_t op)
+{
+  const int32_t *wait = x->info[op].wait;
+  uint32_t now = (uint32_t)x->step.tick + 1;
+  for (int32_t k = 0; k < MOE_MAX_WAITS && wait[k] >= 0; k++) {
+    if (atomic_load_explicit(&x->done[wait[k]], memory_order_acquire) != now) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void moe_exec_release(MoeExec *x, int32_t recv_op)
+{
+  const MoeOpInfo *info = &x->info[recv_op];
+  for (int32_t m = 0; m < info->n_msgs; m++) {
+    const MoeArrival *a = &x->arrivals[info->first_arrival + m];
+    const MoeLink *link = &a->end->link;
+    link->transport->release(link, a->msg->slot, moe_msg_generation(a->msg, x->step.tick));
+  }
+}
+
+void moe_exec_finish(MoeExec *x, int32_t op, bool on_comm, int64_t start_ns)
+{
+  const MoeOpInfo *info = &x->info[op];
+  MoeRankState *state = &x->shared->states[x->me.rank];
+  if (x->step.trace && x->shared->times != NULL) {
+    _Atomic int64_t *times = x->shared->times + ((int64_t)x->me.rank * x->shared->max_ops + op) * 2;
+    atomic_store_explicit(&times[0], start_ns, memory_order_relaxed);
+    atomic_store_explicit(&times[1], moe_now_ns(), memory_order_relaxed);
+  }
+  atomic_store_explicit(&x->done[op], (uint32_t)x->step.tick + 1, memory_order_release);
+  atomic_fetch_add_explicit(&state->beats, 1, memory_order_relaxed);
+  for (int32_t k = 0; k < MOE_MAX_WAITS && info->release[k] >= 0; k++) {
+    moe_exec_release(x, info->release[k]);
+  }
+  if (!on_comm && info->wakes_comm && x->has_thread) {
+    moe_bell_ring(x->comm_bell);
+  }
+  if (on_comm && info->wakes_compute && x->has_thread) {
+    moe_bell_ring(x->compute_bell);
+  }
+}
+
+void moe_exec_delay(MoeExec *x, bool on_comm)
+{
+  if (x->options.delay_us > 0) {
+    uint64_t *state = &x->delay_state[on_comm];
+    *state = moe_mix(*state);
+    int64_t us = (int64_t)(*state % (uint64_t)(x->options.delay_us + 1));
+    moe_sleep_until(moe_now_ns() + us * 1000);
+  }
+}
+
+static int64_t thread_cpu_ns(void)
+{
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Between two compute ops of a serial run: nothing of ours may be under way. */
+static MoeStatus serial_wait(MoeExec *x, int32_t op)
+{
+  for (;;) {
+    uint32_t seen = moe_bell_read(x->comm_bell);
+    bool moved = false;
+    MOE_TRY(moe_comm_pass(x, &moved));
+    if (!moe_comm_in_flight(x) && (op < 0 ? x->unfinished == 0 : moe_exec_ready(x, op))) {
+      return MOE_OK;
+    }
+    if (!moved) {
+      int64_t limit = moe_now_ns() + LOOK_AROUND_NS;
+      moe_bell_wait(x->comm_bell, seen, x->wake_ns < limit ? x->wake_ns : limit);
+    }
+  }
+}
+
+/* Until the op may start; op < 0: until all communication of the step has finished. */
+static MoeStatus wait_for(MoeExec *x, int32_t op)
+{
+  if (!x->has_thread) {
+    return serial_wait(x, op);
+  }
+  for (;;) {
+    uint32_t seen = moe_bell_read(x->compute_bell);
+    bool ready = op < 0 ? atomic_load(&x->comm_done) == x->step.tick + 1 : moe_exec_ready(x, op);
+    if (ready) {
+      return MOE_OK;
+    }
+    MoeStatus failed = (MoeStatus)atomic_load(&x->failed);
+    if (failed != MOE_OK) {
+      return failed;
+    }
+    moe_bell_wait(x->compute_bell, seen, moe_now_ns() + LOOK_AROUND_NS);
+  }
+}
+
+/* Runs the op; with a compute scale, holds the rank until that many times the op's own CPU time has passed, so that
+   ranks which share cores take the time they would take alone. */
+static MoeStatus run_op(MoeExec *x, int32_t op)
+{
+  bool scaled = x->options.compute_scale > 0;
+  int64_t start = scaled ? moe_now_ns() : 0;
+  int64_t cpu = scaled ? thread_cpu_ns() : 0;
+  MoeStatus status;
+  if (x->kernels->run[x->ops[op].kind] != NULL) {
+    MoeCall *call = &x->info[op].call;
+    status = x->kernels->run[x->ops[op].kind](call);
+    if (status != MOE_OK) {
+      moe_error("%s", moe_status_text(status)); /* kept only if the kernel itself has said nothing */
+    }
+  } else {
+    status = moe_tail_run(x, op);
+  }
+  if (scaled) {
+    moe_sleep_until(start + (int64_t)((double)(thread_cpu_ns() - cpu) * x->options.compute_scale));
+  }
+  return status;
+}
+
+static MoeStatus run_compute(MoeExec *x)
+{
+  MoeRankState *state = &x->shared->states[x->me.rank];
+  for (int32_t i = 0; i < x->n_ops; i++) {
+    if (!x->info[i].compute || !x->info[i].mine) {
+      continue;
+    }
+    atomic_store_explicit(&state->compute, (uint32_t)(i + 1) | MOE_WAITING, memory_order_relaxed);
+    MOE_TRY(wait_for(x, i));
+    atomic_store_explicit(&state->compute, (uint32_t)(i + 1), memory_order_relaxed);
+    moe_exec_delay(x, false);
+    int64_t start = x->step.trace ? moe_now_ns() : 0;
+    MOE_TRY(run_op(x, i));
+    moe_exec_finish(x, i, false, start);
+  }
+  atomic_store_explicit(&state->compute, MOE_WAITING, memory_order_relaxed);
+  return wait_for(x, -1);
+}
+
+MoeStatus moe_exec_step(MoeExec *x, const MoeStep *step)
+{
+  x->step = *step;
+  for (int32_t i = 0; i < x->mem.n_held; i++) {
+    memset(x->mem.held[i].g, 0, (size_t)x->mem.held[i].bucket->elems * sizeof(float));
+  }
+  memset(x->scalars, 0, sizeof x->scalars);
+  memset(x->totals, 0, sizeof x->totals);
+  for (int32_t i = 0; i < x->n_ops; i++) {
+    x->info[i].call.step = (uint32_t)step->tick;
+    x->info[i].call.inv_tokens = step->inv_tokens;
+  }
+  if (x->has_thread) {
+    atomic_store(&x->go, step->tick + 1);
+    moe_bell_ring(x->comm_bell);
+  } else {
+    moe_comm_begin(x);
+  }
+  MOE_TRY(run_compute(x));
+  for (int32_t i = 0; i < x->n_unreleased; i++) {
+    moe_exec_release(x, x->unreleased[i]);
+  }
+  atomic_store_explicit(&x->shared->states[x->me.rank].compute, 0, memory_order_relaxed);
+  return MOE_OK;
+}
+
+/* The progress thread: one pass over all links at a time, asleep between passes that moved nothing. */
+static void *comm_main(void *arg)
+{
+  MoeExec *x = arg;
+  (void)prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+  for (uint64_t steps = 0;;) {
+    uint32_t seen = moe_bell_read(x->comm_bell);
+    if (atomic_load(&x->quit)) {
+      return NULL;
+    }
+    if (atomic_load(&x->go) <= steps) {
+      moe_bell_wait(x->comm_bell, seen, moe_now_ns() + LOOK_AROUND_NS);
+      continue;
+    }
+    steps = atomic_load(&x->go);
+    moe_comm_begin(x);
+    while (x->unfinished > 0 && !atomic_load(&x->quit)) {
+      seen = moe_bell_read(x->comm_bell);
+      bool moved = false;
+      MoeStatus status = moe_comm_pass(x, &moved);
+      if (status != MOE_OK) {
+        atomic_store(&x->failed, status);
+        moe_bell_ring(x->compute_bell);
+        return NULL;
+      }
+      if (!moved && x->unfinished > 0) {
+        int64_t limit = moe_now_ns() + LOOK_AROUND_NS;
+        moe_bell_wait(x->comm_bell, seen, x->wake_ns < limit ? x->wake_ns : limit);
+      }
+    }
+    atomic_store(&x->comm_done, steps);
+    moe_bell_ring(x->compute_bell);
+  }
+}
+
+MoeStatus moe_exec_open(MoeExec *x, const MoeBundle *bundle, const MoeKernels *kernels, const MoeWiring *wiring,
+                        MoeShared *shared, int32_t rank, const MoeExecOptions *options)
+{
+  *x = (MoeExec){.bundle = bundle,
+                 .kernels = kernels,
+                 .wiring = wiring,
+                 .shared = shared,
+                 .options = *options,
+                 .me = moe_rank_of(bundle, rank),
+                 .comm_bell = &shared->comm_bells[rank],
+                 .compute_bell = &shared->compute_bells[rank]};
+  x->delay_state[0] = moe_mix(options->delay_seed + 2 * (uint64_t)rank);
+  x->delay_state[1] = moe_mix(options->delay_seed + 2 * (uint64_t)rank + 1);
+  MoeStatus status = moe_mem_map(&x->mem, &x->me, kernels, wiring, options->poison);
+  if (status == MOE_OK) {
+    status = moe_exec_build(x);
+  }
+  if (status == MOE_OK && !options->serial) {
+    int error = pthread_create(&x->thread, NULL, comm_main, x);
+    if (error != 0) {
+      moe_error("cannot start the progress thread: %s", strerror(error));
+      status = MOE_ENOMEM;
+    }
+    x->has_thread = error == 0;
+  }
+  (void)prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+  if (status != MOE_OK) {
+    moe_exec_close(x);
+  }
+  return status;
+}
+
+void moe_exec_close(MoeExec *x)
+{
+  if (x->has_thread) {
+    atomic_store(&x->quit, true);
+    moe_bell_ring(x->comm_bell);
+    pthread_join(x->thread, NULL);
+    x->has_thread = false;
+  }
+  moe_exec_unbuild(x);
+  moe_mem_unmap(&x->mem);
+}
+
+void moe_exec_init_weights(MoeExec *x, uint64_t seed)
+{
+  for (int32_t i = 0; i < x->mem.n_held; i++) {
+    MoeHeld *h = &x->mem.held[i];
+    moe_init_bucket(x->bundle, h->bucket, seed, h->w, 0, h->bucket->elems);
+    memcpy(h->master, h->w + h->begin, (size_t)h->n * sizeof(float));
+    memset(h->m, 0, (size_t)h->n * sizeof(float));
+    memset(h->v, 0, (size_t)h->n * sizeof(float));
+    x->kernels->to_weights(h->w, h->w, (size_t)h->bucket->elems);
+    atomic_fetch_add_explicit(&x->shared->states[x->me.rank].beats, 1, memory_order_relaxed);
+  }
+}
+
+int32_t moe_exec_batch(MoeExec *x, int32_t mb, int64_t *first_p, int32_t **tokens_p, int32_t **labels_p)
+{
+  const MoeBundle *b = x->bundle;
+  if (!(x->me.group->role & MOE_ROLE_A)) {
+    return 0;
+  }
+  int64_t seqs = moe_mb_seqs(b->global_batch, b->replicas, x->me.replica, b->mb_seqs, mb);
+  int64_t n = x->me.group->n_ranks;
+  int64_t at = mb * moe_part_max(b->mb_seqs, n) * b->seq;
+  *first_p =
+      moe_mb_first(b->global_batch, b->replicas, x->me.replica, b->mb_seqs, mb) + moe_part_begin(seqs, n, x->me.index);
+  *tokens_p = x->mem.tokens + at;
+  *labels_p = x->mem.labels + at;
+  return (int32_t)moe_part_size(seqs, n, x->me.index);
+}
+
+bool moe_totals_finite(const double *totals)
+{
+  return totals[MOE_SC_NONFINITE] == 0 && isfinite(totals[MOE_SC_LOSS]) && isfinite(totals[MOE_SC_SUMSQ]);
+}
+
+double moe_totals_norm(const double *totals)
+{
+  return sqrt(totals[MOE_SC_SUMSQ]);
+}
+
+double moe_clip_scale(double norm, double clip)
+{
+  double scale = clip > 0 ? clip / (norm + 1e-6) : 1.0;
+  return scale < 1.0 ? scale : 1.0;
+}

@@ -1,0 +1,148 @@
+/* The tail of a step: sums of gradients over holders, sums of scalars over ranks, the optimizer, and updated weights.
+   Every sum has a fixed order, so the same plan gives the same bits. */
+#include <string.h>
+
+#include "runtime/exec.h"
+#include "runtime/log.h"
+
+/* Where the payload of the runtime's own messages begins. */
+enum { PAYLOAD = 64 };
+
+static size_t write_message(MoeExec *x, const MoeOp *op, uint8_t *slot, const void *payload, size_t bytes)
+{
+  MoeMsgHead head = {.stamp = moe_stamp((uint32_t)x->step.tick, (uint32_t)op->layer, (uint32_t)op->mb, op->edge),
+                     .bytes = (uint32_t)(PAYLOAD + bytes)};
+  memcpy(slot, &head, sizeof head);
+  memcpy(slot + PAYLOAD, payload, bytes);
+  return PAYLOAD + bytes;
+}
+
+size_t moe_tail_pack(MoeExec *x, int32_t index, int32_t peer_rank, uint8_t *slot)
+{
+  const MoeOp *op = &x->ops[index];
+  if (op->edge == MOE_EDGE_SCALARS_DOWN) {
+    return write_message(x, op, slot, x->totals, sizeof x->totals);
+  }
+  if (op->edge == MOE_EDGE_SCALARS_UP) {
+    double sums[MOE_SC_COUNT];
+    for (int i = 0; i < MOE_SC_COUNT; i++) {
+      sums[i] = x->scalars[0][i] + x->scalars[1][i];
+    }
+    return write_message(x, op, slot, sums, sizeof sums);
+  }
+  const MoeHeld *h = moe_mem_held(&x->mem, op->bucket, op->layer);
+  if (op->edge == MOE_EDGE_SHARE) {
+    return write_message(x, op, slot, h->w + h->begin, (size_t)h->n * sizeof(float));
+  }
+  int32_t k = moe_holder_index(x->bundle, h->bucket, peer_rank);
+  int64_t begin = moe_part_begin(h->bucket->elems, h->bucket->n_holders, k);
+  int64_t n = moe_part_size(h->bucket->elems, h->bucket->n_holders, k);
+  return write_message(x, op, slot, h->g + begin, (size_t)n * sizeof(float));
+}
+
+void moe_tail_arrived(MoeExec *x, int32_t op, const uint8_t *message)
+{
+  (void)op;
+  memcpy(x->totals, message + PAYLOAD, sizeof x->totals);
+}
+
+static const float *floats_of(const MoeIn *in)
+{
+  return (const float *)(const void *)(in->data + PAYLOAD);
+}
+
+/* Adds the holders' gradients of this rank's slice in holder order, with the own one in its place. in[] is in that
+   order and lacks the own one. */
+static void grad_reduce(MoeExec *x, const MoeCall *call, MoeHeld *h)
+{
+  float *mine = h->g + h->begin;
+  for (int64_t at = 0; at < h->n && call->n_in > 0; at += MOE_SUM_CHUNK) {
+    size_t n = (size_t)(h->n - at < MOE_SUM_CHUNK ? h->n - at : MOE_SUM_CHUNK);
+    int32_t next = 0;
+    for (int32_t k = 0; k < h->bucket->n_holders; k++) {
+      const float *part = k == h->holder ? mine + at : floats_of(&call->in[next++]) + at;
+      if (k == 0) {
+        memcpy(x->mem.sums, part, n * sizeof(float));
+      } else {
+        x->kernels->add(x->mem.sums, part, n);
+      }
+    }
+    memcpy(mine + at, x->mem.sums, n * sizeof(float));
+  }
+  x->scalars[0][MOE_SC_SUMSQ] += x->kernels->sumsq(mine, (size_t)h->n);
+}
+
+/* Adds up all ranks in rank order; this is rank 0, so its own come first. */
+static void sum_scalars(MoeExec *x, const MoeCall *call)
+{
+  double sums[MOE_SC_COUNT];
+  for (int i = 0; i < MOE_SC_COUNT; i++) {
+    sums[i] = x->scalars[0][i] + x->scalars[1][i];
+  }
+  for (int32_t r = 0; r < call->n_in; r++) {
+    double theirs[MOE_SC_COUNT];
+    memcpy(theirs, call->in[r].data + PAYLOAD, sizeof theirs);
+    for (int i = 0; i < MOE_SC_COUNT; i++) {
+      sums[i] += theirs[i];
+    }
+  }
+  memcpy(x->totals, sums, sizeof sums);
+}
+
+static void optimize(MoeExec *x, MoeHeld *h)
+{
+  if (!x->step.update || !moe_totals_finite(x->totals)) {
+    return; /* evaluation, or a step that all ranks skip: they see the same totals */
+  }
+  MoeAdam adam = x->step.adam;
+  adam.scale = (float)moe_clip_scale(moe_totals_norm(x->totals), x->bundle->clip);
+  for (int32_t p = 0; p < h->bucket->n_params; p++) {
+    const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
+    int64_t end = param->offset + (int64_t)param->rows * (param->cols > 0 ? param->cols : 1);
+    int64_t from = param->offset > h->begin ? param->offset : h->begin;
+    int64_t to = end < h->begin + h->n ? end : h->begin + h->n;
+    if (from < to) {
+      int64_t at = from - h->begin;
+      x->kernels->adamw(&adam, h->w + from, h->master + at, h->m + at, h->v + at, h->g + from, (size_t)(to - from),
+                        param->decay != 0);
+    }
+  }
+}
+
+static void weights_in(const MoeExec *x, const MoeCall *call, MoeHeld *h)
+{
+  (void)x;
+  int32_t next = 0;
+  for (int32_t k = 0; k < h->bucket->n_holders && next < call->n_in; k++) {
+    if (k != h->holder) {
+      int64_t begin = moe_part_begin(h->bucket->elems, h->bucket->n_holders, k);
+      int64_t n = moe_part_size(h->bucket->elems, h->bucket->n_holders, k);
+      memcpy(h->w + begin, floats_of(&call->in[next++]), (size_t)n * sizeof(float));
+    }
+  }
+}
+
+MoeStatus moe_tail_run(MoeExec *x, int32_t index)
+{
+  const MoeOp *op = &x->ops[index];
+  const MoeCall *call = &x->info[index].call;
+  if (op->kind == MOE_OP_SCALARS) {
+    sum_scalars(x, call);
+    return MOE_OK;
+  }
+  MoeHeld *h = moe_mem_held(&x->mem, op->bucket, op->layer);
+  switch ((MoeOpKind)op->kind) {
+  case MOE_OP_GRAD_REDUCE:
+    grad_reduce(x, call, h);
+    return MOE_OK;
+  case MOE_OP_OPTIMIZER:
+    optimize(x, h);
+    return MOE_OK;
+  case MOE_OP_WEIGHTS_IN:
+    weights_in(x, call, h);
+    return MOE_OK;
+  default:
+    moe_error("this runtime cannot execute %s", moe_op_name(op->kind));
+    return MOE_EINVAL;
+  }
+}

@@ -1,0 +1,78 @@
+/* Temporary names carry the process id, so two jobs with one target do not write into each other's file. */
+#include "runtime/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/log.h"
+
+MoeStatus moe_file_begin(MoeFile *f, const char *path)
+{
+  size_t room = strlen(path) + 32;
+  *f = (MoeFile){.fd = -1, .path = path, .temp = malloc(room)};
+  if (f->temp == NULL) {
+    moe_error("out of memory for a file name");
+    return MOE_ENOMEM;
+  }
+  snprintf(f->temp, room, "%s.tmp%ld", path, (long)getpid());
+  f->fd = open(f->temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (f->fd < 0) {
+    moe_error("cannot create %s: %s", path, strerror(errno));
+    free(f->temp);
+    f->temp = NULL;
+    return MOE_EIO;
+  }
+  return MOE_OK;
+}
+
+MoeStatus moe_file_write_at(const MoeFile *f, const void *bytes, size_t n, uint64_t offset)
+{
+  const char *from = bytes;
+  while (n > 0) {
+    ssize_t done = pwrite(f->fd, from, n, (off_t)offset);
+    if (done < 0 && errno == EINTR) {
+      continue;
+    }
+    if (done <= 0) {
+      moe_error("cannot write %s: %s", f->path, done < 0 ? strerror(errno) : "nothing was written");
+      return MOE_EIO;
+    }
+    from += done;
+    n -= (size_t)done;
+    offset += (uint64_t)done;
+  }
+  return MOE_OK;
+}
+
+MoeStatus moe_file_commit(MoeFile *f)
+{
+  if (f->fd < 0) {
+    return MOE_OK;
+  }
+  if (fsync(f->fd) != 0 && errno != EINVAL && errno != EROFS) {
+    moe_error("cannot write %s: %s", f->path, strerror(errno));
+    return MOE_EIO;
+  }
+  if (rename(f->temp, f->path) != 0) {
+    moe_error("cannot rename %s to %s: %s", f->temp, f->path, strerror(errno));
+    return MOE_EIO;
+  }
+  close(f->fd);
+  free(f->temp);
+  *f = MOE_NO_FILE;
+  return MOE_OK;
+}
+
+void moe_file_abandon(MoeFile *f)
+{
+  if (f->fd >= 0) {
+    close(f->fd);
+    unlink(f->temp);
+    free(f->temp);
+    *f = MOE_NO_FILE;
+  }
+}

@@ -1,0 +1,50 @@
+/* Memory of a rank: sized and carved from one mapping at start, never allocated again. */
+#ifndef MOE_MEM_H
+#define MOE_MEM_H
+
+#include "runtime/topo.h"
+#include "runtime/wiring.h"
+
+/* One bucket as this rank holds it. The optimizer state covers the rank's own slice [begin, begin + n). */
+typedef struct MoeHeld {
+  const MoeBucket *bucket;
+  int32_t holder; /* index among the holders */
+  int64_t begin;
+  int64_t n;
+  float *w;      /* [elems] */
+  float *g;      /* [elems] */
+  float *master; /* [n] */
+  float *m;
+  float *v;
+} MoeHeld;
+
+enum { MOE_SUM_CHUNK = 4096 }; /* floats that gradient reduction sums at a time */
+
+typedef struct MoeMem {
+  uint8_t *base;
+  uint64_t bytes;
+  MoeHeld *held; /* the buckets of this rank, in the bundle's order */
+  int32_t n_held;
+  size_t att_saved_bytes, att_work_bytes, ffn_saved_bytes, ffn_work_bytes, scratch_bytes; /* one slot, one thread */
+  uint8_t *att_saved, *att_work, *ffn_saved, *ffn_work;
+  uint8_t *scratch[2]; /* compute thread, progress thread */
+  float *sums;         /* [MOE_SUM_CHUNK] */
+  int32_t *tokens;     /* [micro_batches][att_seqs * seq]; NULL without attention */
+  int32_t *labels;
+  int32_t *sample; /* [seq + 1] */
+  uint8_t *self_slabs;
+  /* bytes by term, as the planner counts them; buffers are message slots, most of which lie in shared memory */
+  uint64_t weights, gradients, optimizer, activations, buffers, workspace;
+} MoeMem;
+
+/* Only sizes: nothing is allocated but the list of buckets. */
+MoeStatus moe_mem_size(MoeMem *, const MoeRank *, const MoeKernels *, const MoeWiring *);
+
+/* Sizes and maps. poison: fills everything with 0xFF bytes, which are NaN. */
+MoeStatus moe_mem_map(MoeMem *, const MoeRank *, const MoeKernels *, const MoeWiring *, bool poison);
+void moe_mem_unmap(MoeMem *);
+
+/* NULL if the rank does not hold it. */
+MoeHeld *moe_mem_held(const MoeMem *, MoeBucketKind, int32_t layer);
+
+#endif

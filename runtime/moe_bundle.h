@@ -1,0 +1,96 @@
+/* What the compiler hands to the runtime: constant tables, one instance per program, named moe_bundle. */
+#ifndef MOE_BUNDLE_H
+#define MOE_BUNDLE_H
+
+#include "moe_kernels.h"
+#include "moe_ops.h"
+
+enum { MOE_ROLE_A = 1, MOE_ROLE_F = 2 }; /* a group's role is a set of these */
+
+/* A plan group: ranks with the same layers. Rank r of replica q is q * replica_ranks + first_rank + r. */
+typedef struct MoeGroup {
+  const char *name;    /* "A0", "F1", "AF0" */
+  int32_t role;
+  int32_t first_rank;  /* within a replica */
+  int32_t n_ranks;
+  const MoeOp *ops;
+  int32_t n_ops;
+  int32_t att_saved;   /* slots in each pool */
+  int32_t att_work;
+  int32_t ffn_saved;
+  int32_t ffn_work;
+} MoeGroup;
+
+/* Message slots between every pair of ranks of the kind the edge says. chan.src == chan.dst is legal (a rank may be its
+   own peer). HOLDERS and ROOT channels have src = dst = -1. */
+typedef struct MoeChan {
+  uint8_t edge;   /* MoeEdge */
+  uint8_t bucket; /* MoeBucketKind of HOLDERS channels, else NONE */
+  int16_t src;    /* plan groups */
+  int16_t dst;
+  int16_t slots;
+} MoeChan;
+
+/* A bucket: `elems` floats held by ranks holders[first_holder .. + n_holders), ascending, over all replicas. Holder k
+   owns part k of n_holders (moe_part_begin) for the optimizer. */
+typedef struct MoeBucket {
+  uint8_t kind;  /* MoeBucketKind */
+  int16_t layer; /* 0 for per-model buckets */
+  int32_t first_holder;
+  int32_t n_holders;
+  int64_t elems;
+  int32_t first_param;
+  int32_t n_params;
+} MoeBucket;
+
+/* A tensor, by its global name; parameters of a bucket lie back to back. Initial values depend on (seed, name, index in
+   the tensor) alone: std > 0 normal with that deviation, std == 0 all ones. */
+typedef struct MoeParam {
+  const char *name; /* "model.layers.0.self_attn.q_proj.weight" */
+  int64_t offset;   /* in its bucket */
+  int32_t rows;     /* [rows, cols]; cols = 0 for a vector of `rows` */
+  int32_t cols;
+  float std;
+  uint8_t decay;    /* weight decay applies */
+} MoeParam;
+
+typedef struct MoeBundle {
+  const char *spec;   /* path it was made from, as given */
+  const char *model;
+  const char *system; /* schedule's name; the runtime only prints it */
+  uint64_t hash;      /* of spec and plan */
+
+  int32_t replicas;
+  int32_t replica_ranks;
+  int32_t ranks_per_node;
+  int32_t n_groups;
+  const MoeGroup *groups;
+  int32_t n_layers;
+  const int16_t *att_group; /* [n_layers + 1]: attention group of a layer; entry n_layers: the head's */
+  const int16_t *ffn_group; /* [n_layers] */
+  int32_t n_chans;
+  const MoeChan *chans;
+  int32_t n_buckets;
+  const MoeBucket *buckets; /* ordered by kind, then layer, then first holder */
+  const int32_t *holders;
+  const MoeParam *params;
+  int32_t n_params;
+
+  int32_t experts, top_k, vocab, tied;
+  int32_t dedup; /* MoeDedup */
+  int32_t seq, mb_seqs, micro_batches, global_batch;
+  const int32_t *route_only;
+  int32_t n_route_only;
+
+  uint64_t seed;
+  double lr, lr_min, beta1, beta2, eps, weight_decay, clip; /* clip 0: off */
+  int64_t warmup, lr_steps; /* cosine from lr to lr_min over lr_steps, after a linear warm-up */
+  int32_t stop_on_nan; /* else the step is skipped by all ranks together */
+
+  double flops_per_token; /* model FLOPs, 3 x forward, for MFU */
+  double peak_flops;      /* of all ranks */
+} MoeBundle;
+
+extern const MoeBundle moe_bundle;
+
+#endif

@@ -1,0 +1,272 @@
+/* Options are rows of one table; parsing and help both come from it. */
+#include "runtime/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/log.h"
+
+typedef enum Kind { FLAG, COUNT, SEED, REAL, TEXT, FORMAT, RATE } Kind;
+
+static const struct {
+  const char *name;
+  const char *arg;
+  Kind kind;
+  size_t offset;
+  double least; /* of COUNT and REAL */
+  double most;
+  const char *doc;
+} rows[] = {
+    {"steps", "N", COUNT, offsetof(MoeOptions, steps), 0, 1e15,
+     "steps to train (default: the lr schedule's, else 100)"},
+    {"data", "FILE", TEXT, offsetof(MoeOptions, data), 0, 0, "tokens to train on"},
+    {"format", "F", FORMAT, offsetof(MoeOptions, format), 0, 0, "of the data: bytes (default), uint16, uint32"},
+    {"holdout", "X", REAL, offsetof(MoeOptions, holdout), 0, 0.9,
+     "last part of the data, for evaluation (default 0.1)"},
+    {"eval-every", "N", COUNT, offsetof(MoeOptions, eval_every), 1, 1e15,
+     "evaluate every N steps, not only at the end"},
+    {"log", "FILE", TEXT, offsetof(MoeOptions, log), 0, 0, "write one JSON object per step"},
+    {"trace", "FILE", TEXT, offsetof(MoeOptions, trace), 0, 0, "write a step's ops as Chrome trace events"},
+    {"trace-step", "N", COUNT, offsetof(MoeOptions, trace_step), 1, 1e15, "which step (default: the last)"},
+    {"dump-grads", "FILE", TEXT, offsetof(MoeOptions, dump_grads), 0, 0, "the last step's gradients, as safetensors"},
+    {"dump-weights", "FILE", TEXT, offsetof(MoeOptions, dump_weights), 0, 0, "weights after the last step"},
+    {"dump-batch", "FILE", TEXT, offsetof(MoeOptions, dump_batch), 0, 0,
+     "the last step's tokens, int32 [sequences, seq + 1]"},
+    {"seed", "N", SEED, offsetof(MoeOptions, seed), 0, 0, "of weights and data order (default: the spec's)"},
+    {"link", "RATE", RATE, offsetof(MoeOptions, link), 0, 0, "pace every rank's port, such as 100MB/s or 1Gbit/s"},
+    {"compute-scale", "X", REAL, offsetof(MoeOptions, exec.compute_scale), 0, 1e6,
+     "stretch every op to X times its CPU time"},
+    {"timeout", "S", REAL, offsetof(MoeOptions, timeout_s), 1, 1e9, "seconds without any progress (default 300)"},
+    {"plan", NULL, FLAG, offsetof(MoeOptions, plan), 0, 0, "print groups, ranks and layers, and end"},
+    {"memory", NULL, FLAG, offsetof(MoeOptions, memory), 0, 0, "print every rank's memory by term, and end"},
+    {"help", NULL, FLAG, offsetof(MoeOptions, help), 0, 0, "print this, and end"},
+};
+
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+double moe_parse_rate(const char *text)
+{
+  static const struct {
+    const char *name;
+    double bytes;
+  } units[] = {
+      {"B/s", 1},      {"kB/s", 1e3},   {"KB/s", 1e3},     {"MB/s", 1e6},     {"GB/s", 1e9},
+      {"TB/s", 1e12},  {"KiB/s", 1024}, {"MiB/s", 0x1p20}, {"GiB/s", 0x1p30}, {"bit/s", 0.125},
+      {"kbit/s", 125}, {"Kbit/s", 125}, {"Mbit/s", 125e3}, {"Gbit/s", 125e6}, {"Tbit/s", 125e9},
+  };
+  char *end;
+  double value = strtod(text, &end);
+  while (*end == ' ') {
+    end++;
+  }
+  for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+    if (end != text && strcmp(end, units[i].name) == 0 && isfinite(value) && value > 0) {
+      return value * units[i].bytes;
+    }
+  }
+  return 0;
+}
+
+static bool parse_count(const char *text, int64_t *value)
+{
+  char *end;
+  errno = 0;
+  long long v = strtoll(text, &end, 10);
+  if (errno != 0 || end == text || *end != '\0' || strspn(text, "0123456789") != strlen(text)) {
+    return false;
+  }
+  *value = v;
+  return true;
+}
+
+static bool parse_format(const char *text, MoeFormat *format)
+{
+  static const char *const names[] = {"bytes", "uint16", "uint32"};
+  for (int i = 0; i < 3; i++) {
+    if (strcmp(text, names[i]) == 0) {
+      *format = (MoeFormat)i;
+      return true;
+    }
+  }
+  return false;
+}
+
+static MoeStatus bad_value(int row, const char *value, const char *wanted)
+{
+  moe_error("--%s %s: %s", rows[row].name, value, wanted);
+  return MOE_EINVAL;
+}
+
+static MoeStatus set(MoeOptions *o, int row, const char *value)
+{
+  char wanted[96];
+  void *field = (char *)o + rows[row].offset;
+  switch (rows[row].kind) {
+  case FLAG:
+    *(bool *)field = true;
+    return MOE_OK;
+  case TEXT:
+    if (*value == '\0') {
+      return bad_value(row, "''", "expected a file name");
+    }
+    *(const char **)field = value;
+    return MOE_OK;
+  case COUNT: {
+    int64_t v = 0;
+    snprintf(wanted, sizeof wanted, "expected a whole number, at least %g", rows[row].least);
+    if (!parse_count(value, &v) || (double)v < rows[row].least || (double)v > rows[row].most) {
+      return bad_value(row, value, wanted);
+    }
+    *(int64_t *)field = v;
+    return MOE_OK;
+  }
+  case SEED: {
+    char *end;
+    errno = 0;
+    uint64_t v = strtoull(value, &end, 10);
+    if (errno != 0 || *value == '\0' || strspn(value, "0123456789") != strlen(value)) {
+      return bad_value(row, value, "expected a whole number below 2^64");
+    }
+    *(uint64_t *)field = v;
+    return MOE_OK;
+  }
+  case REAL: {
+    char *end;
+    double v = strtod(value, &end);
+    snprintf(wanted, sizeof wanted, "expected a number from %g to %g", rows[row].least, rows[row].most);
+    if (end == value || *end != '\0' || !(v >= rows[row].least && v <= rows[row].most)) {
+      return bad_value(row, value, wanted);
+    }
+    *(double *)field = v;
+    return MOE_OK;
+  }
+  case FORMAT:
+    return parse_format(value, field) ? MOE_OK : bad_value(row, value, "expected bytes, uint16 or uint32");
+  case RATE:
+    *(double *)field = moe_parse_rate(value);
+    return *(double *)field > 0 ? MOE_OK : bad_value(row, value, "expected a rate such as 100MB/s or 1Gbit/s");
+  }
+  return MOE_EINVAL;
+}
+
+/* Test switches. Their values are checked like options, since a typing error would silently test nothing. */
+static MoeStatus read_environment(MoeExecOptions *exec)
+{
+  static const struct {
+    const char *name;
+    size_t offset;
+  } flags[] = {
+      {"MOE_POISON", offsetof(MoeExecOptions, poison)},
+      {"MOE_TEST_SERIAL", offsetof(MoeExecOptions, serial)},
+      {"MOE_TEST_SYNC_SEND", offsetof(MoeExecOptions, sync_send)},
+  };
+  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+    const char *value = getenv(flags[i].name);
+    if (value == NULL || *value == '\0') {
+      continue;
+    }
+    if (strcmp(value, "0") != 0 && strcmp(value, "1") != 0) {
+      moe_error("%s=%s: expected 0 or 1", flags[i].name, value);
+      return MOE_EINVAL;
+    }
+    *(bool *)((char *)exec + flags[i].offset) = *value == '1';
+  }
+  const char *delay = getenv("MOE_TEST_DELAY");
+  if (delay != NULL && *delay != '\0') {
+    long long us = 0;
+    unsigned long long seed = 1;
+    char rest;
+    int n = sscanf(delay, "%lld,%llu%c", &us, &seed, &rest);
+    if (n < 1 || n > 2 || us < 0 || us > 10000000) {
+      moe_error("MOE_TEST_DELAY=%s: expected microseconds, or microseconds,seed", delay);
+      return MOE_EINVAL;
+    }
+    exec->delay_us = us;
+    exec->delay_seed = seed;
+  }
+  return MOE_OK;
+}
+
+static MoeStatus parse_one(MoeOptions *o, int argc, char **argv, int *i)
+{
+  const char *arg = argv[*i];
+  const char *equals = strchr(arg, '=');
+  size_t length = equals != NULL ? (size_t)(equals - arg) : strlen(arg);
+  if (strcmp(arg, "-h") == 0) {
+    o->help = true;
+    return MOE_OK;
+  }
+  if (strncmp(arg, "--", 2) != 0) {
+    moe_error("unexpected argument %s (try --help)", arg);
+    return MOE_EINVAL;
+  }
+  for (int row = 0; row < N_ROWS; row++) {
+    if (strlen(rows[row].name) != length - 2 || strncmp(rows[row].name, arg + 2, length - 2) != 0) {
+      continue;
+    }
+    if (rows[row].kind == FLAG) {
+      if (equals != NULL) {
+        moe_error("--%s takes no value", rows[row].name);
+        return MOE_EINVAL;
+      }
+      return set(o, row, "");
+    }
+    if (equals == NULL && *i + 1 >= argc) {
+      moe_error("--%s needs a value (%s)", rows[row].name, rows[row].arg);
+      return MOE_EINVAL;
+    }
+    if (strcmp(rows[row].name, "eval-every") == 0) {
+      o->eval_every_given = true;
+    }
+    return set(o, row, equals != NULL ? equals + 1 : argv[++*i]);
+  }
+  moe_error("unknown option %.*s (try --help)", (int)length, arg);
+  return MOE_EINVAL;
+}
+
+MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **argv)
+{
+  *o = (MoeOptions){.steps = -1, .holdout = 0.1, .seed = b->seed, .timeout_s = 300};
+  for (int i = 1; i < argc; i++) {
+    MOE_TRY(parse_one(o, argc, argv, &i));
+  }
+  MOE_TRY(read_environment(&o->exec));
+  if (o->steps < 0) {
+    o->steps = b->lr_steps > 0 ? b->lr_steps : 100;
+  }
+  if (o->help || o->plan || o->memory) {
+    return MOE_OK;
+  }
+  if (o->steps > 0 && o->data == NULL) {
+    moe_error("--data FILE is missing: what should it train on? (try --help)");
+    return MOE_EINVAL;
+  }
+  if (o->steps == 0 && (o->dump_grads != NULL || o->dump_batch != NULL || o->trace != NULL)) {
+    moe_error("--steps 0 has no step whose gradients, batch or trace could be written");
+    return MOE_EINVAL;
+  }
+  if (o->trace_step > o->steps) {
+    moe_error("--trace-step %lld is after the last step, %lld", (long long)o->trace_step, (long long)o->steps);
+    return MOE_EINVAL;
+  }
+  if (o->trace_step > 0 && o->trace == NULL) {
+    moe_error("--trace-step has no effect without --trace FILE");
+    return MOE_EINVAL;
+  }
+  return MOE_OK;
+}
+
+void moe_options_help(void)
+{
+  printf("usage: train --data FILE [options]\n"
+         "Trains the model this program was built for, with all ranks on this machine.\n\n");
+  for (int row = 0; row < N_ROWS; row++) {
+    char left[40];
+    snprintf(left, sizeof left, "--%s %s", rows[row].name, rows[row].arg != NULL ? rows[row].arg : "");
+    printf("  %-22s %s\n", left, rows[row].doc);
+  }
+}

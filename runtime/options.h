@@ -1,0 +1,37 @@
+/* Command line of `train`. */
+#ifndef MOE_OPTIONS_H
+#define MOE_OPTIONS_H
+
+#include "runtime/data.h"
+#include "runtime/exec.h"
+
+typedef struct MoeOptions {
+  int64_t steps; /* -1: the bundle's learning-rate schedule, or 100 */
+  const char *data;
+  MoeFormat format;
+  double holdout;
+  int64_t eval_every;
+  const char *log;
+  const char *trace;
+  int64_t trace_step; /* 0: the last */
+  const char *dump_grads;
+  const char *dump_weights;
+  const char *dump_batch;
+  uint64_t seed;
+  double link; /* bytes per second; 0: not paced */
+  double timeout_s;
+  bool plan;
+  bool memory;
+  bool help;
+  bool eval_every_given;
+  MoeExecOptions exec;
+} MoeOptions;
+
+/* Reads arguments and the MOE_* test variables. Prints one line and fails if any is wrong. */
+MoeStatus moe_options_parse(MoeOptions *, const MoeBundle *, int argc, char **argv);
+void moe_options_help(void);
+
+/* "100MB/s", "1Gbit/s", "2.5GiB/s"; bytes per second, or 0 if it is not a rate. */
+double moe_parse_rate(const char *text);
+
+#endif

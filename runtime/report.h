@@ -1,0 +1,33 @@
+/* What rank 0 tells about a run: JSON lines to a file, progress to stderr. */
+#ifndef MOE_REPORT_H
+#define MOE_REPORT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/moe_status.h"
+
+typedef struct MoeReport {
+  int log_fd; /* -1: none */
+  const char *log_path;
+  bool live; /* stderr is a terminal: one line that is overwritten */
+  int64_t steps;
+  int64_t begin_ns;
+  int64_t printed_ns; /* last progress line */
+  double flops_per_token;
+  double peak_flops;
+} MoeReport;
+
+typedef struct MoeStepResult {
+  int64_t step; /* from 1 */
+  double loss, balance_loss, grad_norm, lr;
+  int64_t tokens; /* of this step */
+  int64_t step_ns;
+  bool skipped; /* not finite: no update */
+} MoeStepResult;
+
+MoeStatus moe_report_step(MoeReport *, const MoeStepResult *);
+MoeStatus moe_report_eval(MoeReport *, int64_t step, double loss);
+void moe_report_end(MoeReport *);
+
+#endif

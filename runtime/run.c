@@ -1,0 +1,181 @@
+/* The step loop. Every rank computes the same sequence of steps and, since all see the same totals, takes the same
+   decisions about skipping and stopping. */
+#include "runtime/run.h"
+
+#include <math.h>
+#include <sched.h>
+
+#include "runtime/job.h"
+#include "runtime/log.h"
+#include "runtime/tensors.h"
+
+/* Present only if the bundle's kernels use OpenBLAS. One thread per rank: ranks are the parallelism. */
+extern void openblas_set_num_threads(int n) __attribute__((weak));
+
+double moe_learning_rate(const MoeBundle *b, int64_t t)
+{
+  const double pi = 3.14159265358979323846;
+  if (t < b->warmup) {
+    return b->lr * (double)(t + 1) / (double)b->warmup;
+  }
+  if (b->lr_steps == 0) {
+    return b->lr;
+  }
+  if (t >= b->lr_steps) {
+    return b->lr_min;
+  }
+  int64_t span = b->lr_steps - b->warmup > 1 ? b->lr_steps - b->warmup : 1;
+  return b->lr_min + (b->lr - b->lr_min) * 0.5 * (1 + cos(pi * (double)(t - b->warmup) / (double)span));
+}
+
+static void set_phase(MoeExec *x, MoePhase phase)
+{
+  atomic_store(&x->shared->states[x->me.rank].phase, (uint32_t)phase);
+}
+
+/* Tokens of one sequence of the step's global batch. Of an evaluation with too few samples, the rest does not count. */
+static MoeStatus load_sequence(const MoeRun *run, MoeExec *x, int64_t step, bool held_out, int64_t g, int32_t *tokens,
+                               int32_t *labels)
+{
+  const MoeBundle *b = run->bundle;
+  int64_t sample = held_out ? moe_data_eval_sample(&run->data, b->global_batch, g)
+                            : moe_data_sample(&run->data, (uint64_t)(step * b->global_batch + g));
+  int32_t *read = x->mem.sample;
+  MOE_TRY(moe_data_read(&run->data, held_out, sample < 0 ? 0 : sample, read));
+  for (int32_t i = 0; i < b->seq; i++) {
+    tokens[i] = read[i];
+    labels[i] = sample < 0 ? -1 : read[i + 1];
+  }
+  return MOE_OK;
+}
+
+static MoeStatus load_batch(const MoeRun *run, MoeExec *x, int64_t step, bool held_out)
+{
+  for (int32_t mb = 0; mb < run->bundle->micro_batches; mb++) {
+    int64_t first = 0;
+    int32_t *tokens = NULL;
+    int32_t *labels = NULL;
+    int32_t n = moe_exec_batch(x, mb, &first, &tokens, &labels);
+    for (int32_t i = 0; i < n; i++) {
+      int64_t at = (int64_t)i * run->bundle->seq;
+      MOE_TRY(load_sequence(run, x, step, held_out, first + i, tokens + at, labels + at));
+    }
+  }
+  return MOE_OK;
+}
+
+static MoeStatus dump(const MoeRun *run, MoeExec *x, const MoeFile *file, bool gradients)
+{
+  if (file->fd < 0) {
+    return MOE_OK;
+  }
+  set_phase(x, MOE_PHASE_SAVE);
+  for (int32_t i = 0; i < x->mem.n_held; i++) {
+    const MoeHeld *h = &x->mem.held[i];
+    MOE_TRY(moe_tensors_write(file, run->bundle, h, gradients ? h->g : h->w));
+  }
+  set_phase(x, MOE_PHASE_RUN);
+  return MOE_OK;
+}
+
+static MoeStatus evaluate(MoeRun *run, MoeExec *x, int64_t step, uint64_t *tick)
+{
+  const MoeBundle *b = run->bundle;
+  MOE_TRY(load_batch(run, x, step, true));
+  int64_t n = run->data.n_eval < b->global_batch ? run->data.n_eval : b->global_batch;
+  MoeStep eval = {.tick = (*tick)++, .inv_tokens = 1.0 / ((double)n * b->seq)};
+  MOE_TRY(moe_exec_step(x, &eval));
+  return x->me.rank == 0 ? moe_report_eval(&run->report, step + 1, x->totals[MOE_SC_LOSS]) : MOE_OK;
+}
+
+static MoeStatus train_step(MoeRun *run, MoeExec *x, int64_t t, uint64_t *tick, int64_t *updates)
+{
+  const MoeBundle *b = run->bundle;
+  const MoeOptions *o = run->options;
+  int64_t begin = moe_now_ns();
+  double lr = moe_learning_rate(b, t);
+  int64_t traced = o->trace_step > 0 ? o->trace_step : o->steps;
+  MOE_TRY(load_batch(run, x, t, false));
+  MoeStep step = {.tick = (*tick)++,
+                  .update = true,
+                  .trace = o->trace != NULL && t + 1 == traced,
+                  .inv_tokens = 1.0 / ((double)b->global_batch * b->seq),
+                  .adam = {.lr = (float)lr,
+                           .beta1 = (float)b->beta1,
+                           .beta2 = (float)b->beta2,
+                           .eps = (float)b->eps,
+                           .weight_decay = (float)b->weight_decay,
+                           .bias1 = (float)(1 - pow(b->beta1, (double)(*updates + 1))),
+                           .bias2 = (float)(1 - pow(b->beta2, (double)(*updates + 1)))}};
+  MOE_TRY(moe_exec_step(x, &step));
+  bool finite = moe_totals_finite(x->totals);
+  *updates += finite;
+  if (!finite && b->stop_on_nan) {
+    moe_error("step %lld: loss %g or gradient norm %g is not finite, and the spec says to stop", (long long)t + 1,
+              x->totals[MOE_SC_LOSS], moe_totals_norm(x->totals));
+    return MOE_ENAN;
+  }
+  if (x->me.rank != 0) {
+    return MOE_OK;
+  }
+  if (!finite) {
+    moe_note("step %lld: loss or gradient is not finite; all ranks skip its update", (long long)t + 1);
+  }
+  MoeStepResult result = {.step = t + 1,
+                          .loss = x->totals[MOE_SC_LOSS],
+                          .balance_loss = x->totals[MOE_SC_BALANCE],
+                          .grad_norm = moe_totals_norm(x->totals),
+                          .lr = lr,
+                          .tokens = (int64_t)b->global_batch * b->seq,
+                          .step_ns = moe_now_ns() - begin,
+                          .skipped = !finite};
+  return moe_report_step(&run->report, &result);
+}
+
+static MoeStatus run_steps(MoeRun *run, MoeExec *x)
+{
+  const MoeOptions *o = run->options;
+  uint64_t tick = 0;
+  int64_t updates = 0;
+  set_phase(x, MOE_PHASE_RUN);
+  for (int64_t t = 0; t < o->steps; t++) {
+    bool last = t + 1 == o->steps;
+    atomic_store(&x->shared->states[x->me.rank].step, (uint64_t)t + 1);
+    MOE_TRY(train_step(run, x, t, &tick, &updates));
+    if (last) {
+      MOE_TRY(dump(run, x, &run->grads, true));
+    }
+    bool due = last || (o->eval_every > 0 && (t + 1) % o->eval_every == 0);
+    if (due && run->data.n_eval > 0) {
+      MOE_TRY(evaluate(run, x, t, &tick));
+    }
+  }
+  return dump(run, x, &run->weights, false);
+}
+
+int moe_run_rank(void *arg, int32_t rank)
+{
+  MoeRun *run = arg;
+  MoeExec x;
+  if (openblas_set_num_threads != NULL) {
+    openblas_set_num_threads(1);
+  }
+  if (rank != 0) { /* its copy of the descriptor is of no use */
+    run->report.log_fd = -1;
+  }
+  if (moe_exec_open(&x, run->bundle, run->kernels, run->wiring, run->shared, rank, &run->options->exec) != MOE_OK) {
+    return 1;
+  }
+  run->report.begin_ns = moe_now_ns();
+  set_phase(&x, MOE_PHASE_INIT);
+  moe_exec_init_weights(&x, run->options->seed);
+  MoeStatus status = run_steps(run, &x);
+  if (status == MOE_OK) {
+    if (rank == 0) {
+      moe_report_end(&run->report);
+    }
+    set_phase(&x, MOE_PHASE_DONE);
+  }
+  moe_exec_close(&x);
+  return status == MOE_OK ? 0 : 1;
+}

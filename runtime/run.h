@@ -1,0 +1,26 @@
+/* What a rank does from its fork to its end. */
+#ifndef MOE_RUN_H
+#define MOE_RUN_H
+
+#include "runtime/data.h"
+#include "runtime/file.h"
+#include "runtime/options.h"
+#include "runtime/report.h"
+
+/* Made by the launcher before the fork, so every rank has it. */
+typedef struct MoeRun {
+  const MoeBundle *bundle;
+  const MoeKernels *kernels;
+  const MoeOptions *options;
+  const MoeWiring *wiring;
+  MoeShared *shared;
+  MoeData data;
+  MoeFile grads;
+  MoeFile weights;
+  MoeReport report; /* rank 0 uses it */
+} MoeRun;
+
+/* arg: MoeRun. Returns the process's exit code. */
+int moe_run_rank(void *arg, int32_t rank);
+
+#endif

@@ -1,0 +1,65 @@
+/* Maps the shared region. A memfd, not a file in a temporary directory: the kernel frees it with its last process. */
+#include "runtime/shared.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "runtime/log.h"
+
+static uint64_t take(uint64_t *end, uint64_t bytes)
+{
+  uint64_t at = *end;
+  *end += (bytes + 63u) & ~(uint64_t)63u;
+  return at;
+}
+
+MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, bool paced, int32_t max_ops)
+{
+  uint64_t n = (uint64_t)n_ranks;
+  uint64_t end = 0;
+  uint64_t states = take(&end, n * sizeof(MoeRankState));
+  uint64_t comm_bells = take(&end, n * sizeof(MoeBell));
+  uint64_t compute_bells = take(&end, n * sizeof(MoeBell));
+  uint64_t pacer = take(&end, paced ? moe_pace_bytes(n_ranks) : 0);
+  uint64_t times = take(&end, n * (uint64_t)max_ops * 2 * sizeof(int64_t));
+  uint64_t slabs = take(&end, slab_bytes);
+  int fd = memfd_create("moe", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, (off_t)end) != 0) {
+    moe_error("cannot make %llu bytes of shared memory: %s", (unsigned long long)end, strerror(errno));
+    if (fd >= 0) {
+      close(fd);
+    }
+    return MOE_ENOMEM;
+  }
+  uint8_t *base = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  int map_errno = errno;
+  close(fd);
+  if (base == MAP_FAILED) {
+    moe_error("cannot map %llu bytes of shared memory: %s", (unsigned long long)end, strerror(map_errno));
+    return MOE_ENOMEM;
+  }
+  *s = (MoeShared){
+      .base = base,
+      .bytes = end,
+      .n_ranks = n_ranks,
+      .states = (MoeRankState *)(void *)(base + states),
+      .comm_bells = (MoeBell *)(void *)(base + comm_bells),
+      .compute_bells = (MoeBell *)(void *)(base + compute_bells),
+      .pacer = paced ? (MoePacer *)(void *)(base + pacer) : NULL,
+      .times = max_ops > 0 ? (_Atomic int64_t *)(void *)(base + times) : NULL,
+      .max_ops = max_ops,
+      .slabs = base + slabs,
+      .slab_bytes = slab_bytes,
+  };
+  return MOE_OK;
+}
+
+void moe_shared_unmap(MoeShared *s)
+{
+  if (s->base != NULL) {
+    munmap(s->base, s->bytes);
+  }
+  *s = (MoeShared){0};
+}

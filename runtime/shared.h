@@ -1,0 +1,48 @@
+/* The one region that the launcher and all ranks share: state of every rank, doorbells, the link arbiter, trace times
+   and message slots. It is mapped before the ranks are forked and has no name, so nothing of it can be left behind. */
+#ifndef MOE_SHARED_H
+#define MOE_SHARED_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "runtime/bell.h"
+#include "runtime/moe_status.h"
+#include "runtime/pace.h"
+
+enum { MOE_ERROR_TEXT = 400 };
+
+typedef enum MoePhase { MOE_PHASE_START, MOE_PHASE_INIT, MOE_PHASE_RUN, MOE_PHASE_SAVE, MOE_PHASE_DONE } MoePhase;
+
+/* What a rank is doing, kept up to date by the rank, read by the launcher. */
+typedef struct MoeRankState {
+  _Alignas(64) _Atomic uint32_t phase; /* MoePhase */
+  _Atomic uint32_t failed;             /* 1: `error` is being written, 2: `error` is complete */
+  _Atomic uint64_t step;               /* training step, from 1; 0 before the first */
+  _Atomic uint64_t beats;              /* grows whenever anything was done */
+  _Atomic uint32_t compute;            /* op in progress: index + 1, or 0; MOE_WAITING set while it waits to start */
+  _Atomic uint32_t comm;               /* the same of the progress thread */
+  char error[MOE_ERROR_TEXT];
+} MoeRankState;
+
+#define MOE_WAITING 0x80000000u
+
+typedef struct MoeShared {
+  uint8_t *base;
+  uint64_t bytes;
+  int32_t n_ranks;
+  MoeRankState *states; /* [n_ranks] */
+  MoeBell *comm_bells;  /* [n_ranks] of the progress threads */
+  MoeBell *compute_bells;
+  MoePacer *pacer;        /* NULL without --link */
+  _Atomic int64_t *times; /* [n_ranks][2 * max_ops] start and end of every op, ns; NULL without --trace */
+  int32_t max_ops;
+  uint8_t *slabs;
+  uint64_t slab_bytes;
+} MoeShared;
+
+/* max_ops 0: no trace. */
+MoeStatus moe_shared_map(MoeShared *, int32_t n_ranks, uint64_t slab_bytes, bool paced, int32_t max_ops);
+void moe_shared_unmap(MoeShared *);
+
+#endif

@@ -1,0 +1,279 @@
+/* Ranks, groups, nodes and holders. Rank r of a group in replica q is q * replica_ranks + first_rank + r; a node is a
+   run of ranks_per_node ranks of one replica. */
+#include "runtime/topo.h"
+
+#include <stdio.h>
+
+int32_t moe_n_ranks(const MoeBundle *b)
+{
+  return b->replicas * b->replica_ranks;
+}
+
+MoeRank moe_rank_of(const MoeBundle *b, int32_t rank)
+{
+  int32_t replica = rank / b->replica_ranks;
+  int32_t local = rank % b->replica_ranks;
+  MoeRank me = {.bundle = b, .rank = rank, .replica = replica, .first_of_replica = replica * b->replica_ranks};
+  for (int32_t g = 0; g < b->n_groups; g++) {
+    const MoeGroup *group = &b->groups[g];
+    if (local >= group->first_rank && local < group->first_rank + group->n_ranks) {
+      me.group = group;
+      me.group_id = g;
+      me.index = local - group->first_rank;
+    }
+  }
+  return me;
+}
+
+int32_t moe_rank_in(const MoeRank *me, int32_t group_id, int32_t index)
+{
+  return me->first_of_replica + me->bundle->groups[group_id].first_rank + index;
+}
+
+int32_t moe_node_of(const MoeBundle *b, int32_t group_id, int32_t index)
+{
+  return b->ranks_per_node > 0 ? (b->groups[group_id].first_rank + index) / b->ranks_per_node : 0;
+}
+
+int32_t moe_node_first(const MoeBundle *b, int32_t group_id, int32_t *node_first)
+{
+  int32_t n = 0;
+  int32_t last = -1;
+  for (int32_t i = 0; i < b->groups[group_id].n_ranks; i++) {
+    int32_t node = moe_node_of(b, group_id, i);
+    if (node != last) {
+      node_first[n++] = i;
+      last = node;
+    }
+  }
+  node_first[n] = b->groups[group_id].n_ranks;
+  return n;
+}
+
+bool moe_group_relays(const MoeBundle *b, int32_t group_id)
+{
+  if (b->dedup != MOE_DEDUP_NODE || !(b->groups[group_id].role & MOE_ROLE_F)) {
+    return false;
+  }
+  for (int32_t i = 1; i < b->groups[group_id].n_ranks; i++) {
+    if (moe_node_of(b, group_id, i) == moe_node_of(b, group_id, i - 1)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+int32_t moe_holder_index(const MoeBundle *b, const MoeBucket *bucket, int32_t rank)
+{
+  for (int32_t k = 0; k < bucket->n_holders; k++) {
+    if (b->holders[bucket->first_holder + k] == rank) {
+      return k;
+    }
+  }
+  return -1;
+}
+
+const MoeBucket *moe_bucket_of(const MoeRank *me, MoeBucketKind kind, int32_t layer)
+{
+  const MoeBundle *b = me->bundle;
+  for (int32_t i = 0; i < b->n_buckets; i++) {
+    const MoeBucket *bucket = &b->buckets[i];
+    if (bucket->kind == kind && bucket->layer == layer && moe_holder_index(b, bucket, me->rank) >= 0) {
+      return bucket;
+    }
+  }
+  return NULL;
+}
+
+bool moe_op_is_mine(const MoeRank *me, const MoeOp *op)
+{
+  switch ((MoeOpKind)op->kind) {
+  case MOE_OP_SCALARS:
+    return me->rank == 0;
+  case MOE_OP_GRAD_REDUCE:
+  case MOE_OP_OPTIMIZER:
+  case MOE_OP_WEIGHTS_IN:
+    return moe_bucket_of(me, op->bucket, op->layer) != NULL;
+  case MOE_OP_SEND:
+  case MOE_OP_RECV:
+    switch (moe_edge_pairs(op->edge)) {
+    case MOE_PAIRS_GROUPS:
+    case MOE_PAIRS_NODE:
+      return true;
+    case MOE_PAIRS_HOLDERS: {
+      const MoeBucket *bucket = moe_bucket_of(me, op->bucket, op->layer);
+      return bucket != NULL && bucket->n_holders > 1;
+    }
+    case MOE_PAIRS_ROOT: {
+      bool up = op->edge == MOE_EDGE_SCALARS_UP;
+      bool send = op->kind == MOE_OP_SEND;
+      return moe_n_ranks(me->bundle) > 1 && (me->rank == 0) == (up != send);
+    }
+    }
+    return true;
+  default:
+    return true;
+  }
+}
+
+int32_t moe_op_peers(const MoeRank *me, const MoeOp *op, int32_t *peers)
+{
+  const MoeBundle *b = me->bundle;
+  int32_t n = 0;
+  if (!moe_op_is_mine(me, op)) {
+    return 0;
+  }
+  switch (moe_edge_pairs(op->edge)) {
+  case MOE_PAIRS_GROUPS:
+    for (int32_t i = 0; i < b->groups[op->peer].n_ranks; i++) {
+      peers[n++] = moe_rank_in(me, op->peer, i);
+    }
+    break;
+  case MOE_PAIRS_NODE:
+    for (int32_t i = 0; i < b->groups[op->peer].n_ranks; i++) {
+      if (moe_node_of(b, op->peer, i) == moe_node_of(b, me->group_id, me->index)) {
+        peers[n++] = moe_rank_in(me, op->peer, i);
+      }
+    }
+    break;
+  case MOE_PAIRS_HOLDERS: {
+    const MoeBucket *bucket = moe_bucket_of(me, op->bucket, op->layer);
+    for (int32_t k = 0; k < bucket->n_holders; k++) {
+      int32_t holder = b->holders[bucket->first_holder + k];
+      if (holder != me->rank) {
+        peers[n++] = holder;
+      }
+    }
+    break;
+  }
+  case MOE_PAIRS_ROOT:
+    if (me->rank != 0) {
+      peers[n++] = 0;
+      break;
+    }
+    for (int32_t r = 1; r < moe_n_ranks(b); r++) {
+      peers[n++] = r;
+    }
+    break;
+  }
+  return n;
+}
+
+int32_t moe_peer_index(const MoeRank *me, const MoeOp *op, int32_t peer)
+{
+  switch (moe_edge_pairs(op->edge)) {
+  case MOE_PAIRS_HOLDERS:
+    return moe_holder_index(me->bundle, moe_bucket_of(me, op->bucket, op->layer), peer);
+  case MOE_PAIRS_ROOT:
+    return peer;
+  default:
+    return moe_rank_of(me->bundle, peer).index;
+  }
+}
+
+/* Experts that messages to or from an FFN rank may speak of: its own, or its node's if it relays. */
+static int32_t msg_experts(const MoeBundle *b, const MoeRank *ffn, bool of_node)
+{
+  const MoeGroup *group = ffn->group;
+  int64_t n = 0;
+  for (int32_t i = 0; i < group->n_ranks; i++) {
+    bool same =
+        of_node ? moe_node_of(b, ffn->group_id, i) == moe_node_of(b, ffn->group_id, ffn->index) : i == ffn->index;
+    if (same) {
+      n += moe_part_size(b->experts, group->n_ranks, i);
+    }
+  }
+  return (int32_t)n;
+}
+
+size_t moe_op_msg_bytes(const MoeBundle *b, const MoeKernels *kernels, const MoeOp *op, int32_t src, int32_t dst)
+{
+  MoeRank from = moe_rank_of(b, src);
+  MoeRank to = moe_rank_of(b, dst);
+  const MoeRank *att = NULL;
+  const MoeRank *ffn = NULL;
+  switch ((MoeEdge)op->edge) {
+  case MOE_EDGE_REDUCE:
+  case MOE_EDGE_SHARE: {
+    const MoeBucket *bucket = moe_bucket_of(&from, op->bucket, op->layer);
+    int32_t owner = moe_holder_index(b, bucket, op->edge == MOE_EDGE_REDUCE ? dst : src);
+    return 64 + (size_t)moe_part_size(bucket->elems, bucket->n_holders, owner) * sizeof(float);
+  }
+  case MOE_EDGE_SCALARS_UP:
+  case MOE_EDGE_SCALARS_DOWN:
+    return 64 + MOE_SC_COUNT * sizeof(double);
+  case MOE_EDGE_FORWARD:
+  case MOE_EDGE_GATHER_B: /* relay to member: rows may come from every sequence of the micro-batch */
+    return kernels->msg_bytes(op->edge, b->seq, b->mb_seqs, msg_experts(b, &to, false));
+  case MOE_EDGE_GATHER:
+  case MOE_EDGE_FORWARD_B:
+    return kernels->msg_bytes(op->edge, b->seq, b->mb_seqs, msg_experts(b, &from, false));
+  case MOE_EDGE_DISPATCH:
+  case MOE_EDGE_COMBINE_B:
+    att = &from;
+    ffn = &to;
+    break;
+  default:
+    att = &to;
+    ffn = &from;
+    break;
+  }
+  int32_t seqs = (int32_t)moe_part_max(b->mb_seqs, att->group->n_ranks);
+  return kernels->msg_bytes(op->edge, b->seq, seqs, msg_experts(b, ffn, moe_group_relays(b, ffn->group_id)));
+}
+
+MoeDims moe_dims(const MoeBundle *b, int32_t group_id)
+{
+  const MoeGroup *group = &b->groups[group_id];
+  MoeDims d = {.seq = b->seq, .mb_seqs = b->mb_seqs};
+  if (group->role & MOE_ROLE_A) {
+    d.att_seqs = (int32_t)moe_part_max(b->mb_seqs, group->n_ranks);
+  }
+  if (group->role & MOE_ROLE_F) {
+    d.ffn_experts = (int32_t)moe_part_max(b->experts, group->n_ranks);
+    d.n_ffn = group->n_ranks;
+    d.relay = moe_group_relays(b, group_id);
+  }
+  for (int32_t l = 0; l <= b->n_layers; l++) {
+    if (b->att_group[l] != group_id) {
+      continue;
+    }
+    if (l > 0 && b->groups[b->ffn_group[l - 1]].n_ranks > d.n_src) {
+      d.n_src = b->groups[b->ffn_group[l - 1]].n_ranks;
+    }
+    if (l < b->n_layers && b->groups[b->ffn_group[l]].n_ranks > d.n_ffn) {
+      d.n_ffn = b->groups[b->ffn_group[l]].n_ranks;
+    }
+  }
+  return d;
+}
+
+void moe_rank_text(const MoeBundle *b, int32_t rank, char *text, size_t n)
+{
+  MoeRank me = moe_rank_of(b, rank);
+  const char *role = me.group->role == MOE_ROLE_A   ? "attention"
+                     : me.group->role == MOE_ROLE_F ? "FFN"
+                                                    : "attention+FFN";
+  if (b->replicas > 1) {
+    snprintf(text, n, "rank %d (%s group %s, member %d, replica %d)", rank, role, me.group->name, me.index, me.replica);
+  } else {
+    snprintf(text, n, "rank %d (%s group %s, member %d)", rank, role, me.group->name, me.index);
+  }
+}
+
+void moe_op_text(const MoeOp *op, char *text, size_t n)
+{
+  int used = snprintf(text, n, "%s", moe_op_name(op->kind));
+  if (op->edge < MOE_EDGE_COUNT && used > 0 && (size_t)used < n) {
+    used += snprintf(text + used, n - (size_t)used, " %s", moe_edge_name(op->edge));
+  }
+  if (op->bucket < MOE_BUCKET_COUNT && used > 0 && (size_t)used < n) {
+    used += snprintf(text + used, n - (size_t)used, " %s", moe_bucket_name(op->bucket));
+  }
+  if (op->layer >= 0 && used > 0 && (size_t)used < n) {
+    used += snprintf(text + used, n - (size_t)used, " layer %d", op->layer);
+  }
+  if (op->mb >= 0 && used > 0 && (size_t)used < n) {
+    snprintf(text + used, n - (size_t)used, " micro-batch %d", op->mb);
+  }
+}

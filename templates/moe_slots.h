@@ -1,0 +1,300 @@
+/* What lies where in the slots and in scratch. One function per kind gives both pointers and size, so they cannot
+   disagree. A slot starts with a head that holds the counts its layout depends on; the first op of the slot writes it.
+ */
+#ifndef MOE_SLOTS_H
+#define MOE_SLOTS_H
+
+#include "moe_message.h"
+#include "moe_model.h"
+#include "moe_store.h"
+
+/* Cuts aligned pieces off a slot; with base NULL it only counts. */
+typedef struct MoeCarve {
+  uint8_t *base;
+  size_t at;
+} MoeCarve;
+
+static inline void *moe_carve(MoeCarve *c, size_t n, size_t size)
+{
+  void *piece = c->base == NULL ? NULL : c->base + c->at;
+  c->at = moe_align64(c->at + n * size);
+  return piece;
+}
+
+/* Attention slots: T = n_seqs * seq tokens of this rank. */
+
+typedef struct MoeAttHead {
+  uint32_t seq, n_seqs, seq0;
+  uint32_t n_src; /* senders whose lists are kept */
+} MoeAttHead;
+
+typedef struct MoeAttSaved {
+  size_t tokens;
+  MoeAttHead *head;
+  MoeReal *x;          /* [T, H] residual stream at the layer's input */
+  float *rstd_in;      /* [T] of the input norm */
+  MoeReal *qkv;        /* [T, QKV] projections, before head norm and rotation */
+  MoeReal *o;          /* [T, Q] attention output, before its projection */
+  float *lse;          /* [T, heads] log of the softmax denominator */
+  MoeReal *a;          /* [T, H] x + attention, what travels */
+  float *rstd_post;    /* [T] of the post-attention norm */
+  float *prob;         /* [T, E] router softmax over all experts */
+  float *weight;       /* [T, K] of the chosen, descending */
+  uint32_t *picks;     /* [n_seqs, E] choices per sequence, before drops */
+  uint16_t *choice;    /* [T, K] chosen experts */
+  uint8_t *dropped;    /* [T, K] 1: over the capacity */
+  uint32_t *src_peer;  /* [n_src] */
+  uint32_t *src_rows;  /* [n_src] rows that each sender sent */
+  uint32_t *src_token; /* [n_src, T] their tokens, relative to this rank's first */
+} MoeAttSaved;
+
+static inline size_t moe_att_saved_carve(uint8_t *base, size_t n_seqs, size_t seq, size_t n_src, MoeAttSaved *s)
+{
+  MoeCarve c = {base, 0};
+  size_t t = n_seqs * seq;
+  s->tokens = t;
+  s->head = moe_carve(&c, 1, sizeof *s->head);
+  s->x = moe_carve(&c, t * MOE_HIDDEN, sizeof *s->x);
+  s->rstd_in = moe_carve(&c, t, sizeof *s->rstd_in);
+  s->qkv = moe_carve(&c, t * MOE_QKV_DIM, sizeof *s->qkv);
+  s->o = moe_carve(&c, t * MOE_Q_DIM, sizeof *s->o);
+  s->lse = moe_carve(&c, t * MOE_HEADS, sizeof *s->lse);
+  s->a = moe_carve(&c, t * MOE_HIDDEN, sizeof *s->a);
+  s->rstd_post = moe_carve(&c, t, sizeof *s->rstd_post);
+  s->prob = moe_carve(&c, t * MOE_EXPERTS, sizeof *s->prob);
+  s->weight = moe_carve(&c, t * MOE_TOP_K, sizeof *s->weight);
+  s->picks = moe_carve(&c, n_seqs * MOE_EXPERTS, sizeof *s->picks);
+  s->choice = moe_carve(&c, t * MOE_TOP_K, sizeof *s->choice);
+  s->dropped = moe_carve(&c, t * MOE_TOP_K, sizeof *s->dropped);
+  s->src_peer = moe_carve(&c, n_src, sizeof *s->src_peer);
+  s->src_rows = moe_carve(&c, n_src, sizeof *s->src_rows);
+  s->src_token = moe_carve(&c, n_src * t, sizeof *s->src_token);
+  return c.at;
+}
+
+/* The slot as its first op laid it out. */
+static inline void moe_att_saved(const MoeCall *call, MoeAttSaved *s)
+{
+  const MoeAttHead *head = (const void *)call->saved;
+  moe_att_saved_carve(call->saved, head->n_seqs, head->seq, head->n_src, s);
+}
+
+typedef struct MoeAttWork {
+  MoeReal *dx;   /* [T, H] gradient of the layer's input; of the head: of its input */
+  MoeReal *da;   /* [T, H] gradient of a, complete */
+  MoeReal *dqkv; /* [T, QKV] */
+  float *dz;     /* [T, E] gradient of the router logits */
+} MoeAttWork;
+
+static inline size_t moe_att_work_carve(uint8_t *base, size_t tokens, MoeAttWork *w)
+{
+  MoeCarve c = {base, 0};
+  w->dx = moe_carve(&c, tokens * MOE_HIDDEN, sizeof *w->dx);
+  w->da = moe_carve(&c, tokens * MOE_HIDDEN, sizeof *w->da);
+  w->dqkv = moe_carve(&c, tokens * MOE_QKV_DIM, sizeof *w->dqkv);
+  w->dz = moe_carve(&c, tokens * MOE_EXPERTS, sizeof *w->dz);
+  return c.at;
+}
+
+/* FFN slots. The forwarding list of a relay, where there is one, stands before the rank's own rows and has the room of
+   the whole micro-batch, so that writing one part never moves the other. */
+
+typedef struct MoeListHead {
+  uint32_t rows, pairs;
+} MoeListHead;
+
+/* Rows in the order of their arrival: sender after sender, tokens ascending within each. */
+typedef struct MoeList {
+  MoeListHead *head;
+  MoeRowHead *rows; /* [rows] */
+  MoePair *pairs;   /* [pairs] row after row */
+  uint16_t *src;    /* [rows] sender */
+} MoeList;
+
+static inline void moe_list_carve(MoeCarve *c, size_t rows, size_t pairs, MoeList *list)
+{
+  list->head = moe_carve(c, 1, sizeof *list->head);
+  list->rows = moe_carve(c, rows, sizeof *list->rows);
+  list->pairs = moe_carve(c, pairs, sizeof *list->pairs);
+  list->src = moe_carve(c, rows, sizeof *list->src);
+}
+
+static inline size_t moe_relay_carve(uint8_t *base, size_t mb_tokens, MoeList *list)
+{
+  MoeCarve c = {base, 0};
+  moe_list_carve(&c, mb_tokens, mb_tokens * MOE_TOP_K, list);
+  return c.at;
+}
+
+static inline size_t moe_mb_tokens(const MoeCall *call)
+{
+  return (size_t)call->mb_seqs * (size_t)call->seq;
+}
+
+typedef struct MoeFfnSaved {
+  MoeList list;
+  MoeReal *a;           /* [rows, H] */
+  float *rstd;          /* [rows] */
+  uint32_t *first;      /* [E + 1] where each local expert's pairs begin in the grouped order */
+  uint32_t *group_pair; /* [pairs] grouped order: index in list.pairs */
+  uint32_t *group_row;  /* [pairs] grouped order: row */
+  MoeReal *gate_up;     /* [pairs, 2 F] grouped order */
+} MoeFfnSaved;
+
+static inline size_t moe_ffn_saved_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnSaved *s)
+{
+  MoeCarve c = {base, 0};
+  moe_list_carve(&c, rows, pairs, &s->list);
+  s->a = moe_carve(&c, rows * MOE_HIDDEN, sizeof *s->a);
+  s->rstd = moe_carve(&c, rows, sizeof *s->rstd);
+  s->first = moe_carve(&c, MOE_EXPERTS + 1, sizeof *s->first);
+  s->group_pair = moe_carve(&c, pairs, sizeof *s->group_pair);
+  s->group_row = moe_carve(&c, pairs, sizeof *s->group_row);
+  s->gate_up = moe_carve(&c, pairs * 2 * MOE_FFN_HIDDEN, sizeof *s->gate_up);
+  return c.at;
+}
+
+static inline uint8_t *moe_ffn_saved_base(const MoeCall *call)
+{
+  MoeList relay;
+  return call->saved + (call->relayed ? moe_relay_carve(NULL, moe_mb_tokens(call), &relay) : 0);
+}
+
+/* The slot as FFN_FWD laid it out. */
+static inline void moe_ffn_saved(const MoeCall *call, MoeFfnSaved *s)
+{
+  uint8_t *base = moe_ffn_saved_base(call);
+  const MoeListHead *head = (const void *)base;
+  moe_ffn_saved_carve(base, head->rows, head->pairs, s);
+}
+
+/* Work of FFN_FWD (rows: partial sums), of NODE_REDUCE (rows: sums; dw: in the order of the relay's pairs) and of
+   FFN_DGRAD (rows: gradient of a; the last two are for FFN_WGRAD). */
+typedef struct MoeFfnWork {
+  MoeReal *rows;      /* [rows, H] */
+  float *dw;          /* [pairs] gradient of the routing weights */
+  MoeReal *dx;        /* [rows, H] gradient of the layer's output, as it arrived */
+  MoeReal *d_gate_up; /* [pairs, 2 F] grouped order */
+} MoeFfnWork;
+
+static inline size_t moe_ffn_work_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnWork *w)
+{
+  MoeCarve c = {base, 0};
+  w->rows = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->rows);
+  w->dw = moe_carve(&c, pairs, sizeof *w->dw);
+  w->dx = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->dx);
+  w->d_gate_up = moe_carve(&c, pairs * 2 * MOE_FFN_HIDDEN, sizeof *w->d_gate_up);
+  return c.at;
+}
+
+static inline size_t moe_sum_work_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnWork *w)
+{
+  MoeCarve c = {base, 0};
+  w->rows = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->rows);
+  w->dw = moe_carve(&c, pairs, sizeof *w->dw);
+  w->dx = NULL;
+  w->d_gate_up = NULL;
+  return c.at;
+}
+
+/* Scratch. Buffers that only bf16 needs, because its rows are not floats, take no room in fp32. */
+
+#define MOE_IF_BF16(n) (MOE_BF16 ? (n) : 0)
+
+typedef struct MoeCore {
+  float *cos, *sin;    /* [seq, d / 2] */
+  float *q, *dq, *d_o; /* [seq, group, d] of the query heads that share one key head */
+  float *k, *v;        /* [seq, d] */
+  float *dk, *dv;
+  float *p, *dp;            /* [TILE_R, TILE_K] */
+  float *acc;               /* [TILE_R, d] */
+  float *row_max, *row_sum; /* [TILE_R] */
+} MoeCore;
+
+typedef struct MoeAttScratch {
+  float *h0, *h1;    /* [T, H] */
+  float *q;          /* [T, Q] */
+  float *qkv;        /* [T, QKV] bf16 */
+  float *dw;         /* [T, K] */
+  MoeSource *source; /* [senders] */
+  MoeCore core;
+} MoeAttScratch;
+
+static inline size_t moe_att_scratch_carve(uint8_t *base, size_t tokens, size_t seq, size_t senders, MoeAttScratch *s)
+{
+  MoeCarve c = {base, 0};
+  size_t head = seq * MOE_HEAD_DIM;
+  s->h0 = moe_carve(&c, tokens * MOE_HIDDEN, sizeof(float));
+  s->h1 = moe_carve(&c, tokens * MOE_HIDDEN, sizeof(float));
+  s->q = moe_carve(&c, tokens * MOE_Q_DIM, sizeof(float));
+  s->qkv = moe_carve(&c, MOE_IF_BF16(tokens * MOE_QKV_DIM), sizeof(float));
+  s->dw = moe_carve(&c, tokens * MOE_TOP_K, sizeof(float));
+  s->source = moe_carve(&c, senders, sizeof *s->source);
+  s->core.cos = moe_carve(&c, head / 2, sizeof(float));
+  s->core.sin = moe_carve(&c, head / 2, sizeof(float));
+  s->core.q = moe_carve(&c, head * MOE_GROUP, sizeof(float));
+  s->core.dq = moe_carve(&c, head * MOE_GROUP, sizeof(float));
+  s->core.d_o = moe_carve(&c, head * MOE_GROUP, sizeof(float));
+  s->core.k = moe_carve(&c, head, sizeof(float));
+  s->core.v = moe_carve(&c, head, sizeof(float));
+  s->core.dk = moe_carve(&c, head, sizeof(float));
+  s->core.dv = moe_carve(&c, head, sizeof(float));
+  s->core.p = moe_carve(&c, (size_t)MOE_TILE_R * MOE_TILE_K, sizeof(float));
+  s->core.dp = moe_carve(&c, (size_t)MOE_TILE_R * MOE_TILE_K, sizeof(float));
+  s->core.acc = moe_carve(&c, (size_t)MOE_TILE_R * MOE_HEAD_DIM, sizeof(float));
+  s->core.row_max = moe_carve(&c, MOE_TILE_R, sizeof(float));
+  s->core.row_sum = moe_carve(&c, MOE_TILE_R, sizeof(float));
+  return c.at;
+}
+
+typedef struct MoeHeadScratch {
+  float *y, *dy;     /* [HEAD_CHUNK, H] */
+  float *logits;     /* [HEAD_CHUNK, V] */
+  float *rstd;       /* [HEAD_CHUNK] */
+  MoeSource *source; /* [senders] */
+} MoeHeadScratch;
+
+static inline size_t moe_head_scratch_carve(uint8_t *base, size_t senders, MoeHeadScratch *s)
+{
+  MoeCarve c = {base, 0};
+  s->y = moe_carve(&c, MOE_HEAD_CHUNK * MOE_HIDDEN, sizeof(float));
+  s->dy = moe_carve(&c, MOE_HEAD_CHUNK * MOE_HIDDEN, sizeof(float));
+  s->logits = moe_carve(&c, MOE_HEAD_CHUNK * MOE_VOCAB, sizeof(float));
+  s->rstd = moe_carve(&c, MOE_HEAD_CHUNK, sizeof(float));
+  s->source = moe_carve(&c, senders, sizeof *s->source);
+  return c.at;
+}
+
+typedef struct MoeFfnScratch {
+  float *in;          /* [rows, H] gathered rows of one expert */
+  float *out;         /* [rows, H] its result */
+  float *act, *d_act; /* [rows, F] */
+  float *gate_up;     /* [rows, 2 F] bf16 */
+  float *d_gate_up;   /* [rows, 2 F] bf16 */
+  float *sum;         /* [rows, H] */
+  float *h;           /* [rows, H] */
+} MoeFfnScratch;
+
+static inline size_t moe_ffn_scratch_carve(uint8_t *base, size_t rows, MoeFfnScratch *s)
+{
+  MoeCarve c = {base, 0};
+  s->in = moe_carve(&c, rows * MOE_HIDDEN, sizeof(float));
+  s->out = moe_carve(&c, rows * MOE_HIDDEN, sizeof(float));
+  s->act = moe_carve(&c, rows * MOE_FFN_HIDDEN, sizeof(float));
+  s->d_act = moe_carve(&c, rows * MOE_FFN_HIDDEN, sizeof(float));
+  s->gate_up = moe_carve(&c, MOE_IF_BF16(rows * 2 * MOE_FFN_HIDDEN), sizeof(float));
+  s->d_gate_up = moe_carve(&c, MOE_IF_BF16(rows * 2 * MOE_FFN_HIDDEN), sizeof(float));
+  s->sum = moe_carve(&c, rows * MOE_HIDDEN, sizeof(float));
+  s->h = moe_carve(&c, rows * MOE_HIDDEN, sizeof(float));
+  return c.at;
+}
+
+/* Node sums: one source per rank of the node. */
+static inline size_t moe_node_scratch_carve(uint8_t *base, size_t senders, MoeSource **source_p)
+{
+  MoeCarve c = {base, 0};
+  *source_p = moe_carve(&c, senders, sizeof **source_p);
+  return c.at;
+}
+
+#endif

@@ -1,0 +1,54 @@
+/* RMSNorm in the Llama form: r = 1 / sqrt(mean(x^2) + eps), y = gain * (x r), both products rounded to the storage
+   type. Backward with xh = x r and d = dy gain: dx = r (d - xh mean(d xh)), dgain = sum over rows of dy xh. */
+#include "moe_parts.h"
+#include "moe_vec.h"
+
+void moe_norm_row(const MoeReal *x, const float *gain, float rstd, float *y)
+{
+  for (size_t i = 0; i < MOE_HIDDEN; i++) {
+    y[i] = moe_round(gain[i] * moe_round(moe_get(x[i]) * rstd));
+  }
+}
+
+void moe_norm_rows(const MoeReal *x, const float *gain, const float *rstd, size_t n, float *y)
+{
+  for (size_t r = 0; r < n; r++) {
+    moe_norm_row(x + r * MOE_HIDDEN, gain, rstd[r], y + r * MOE_HIDDEN);
+  }
+}
+
+void moe_norm(const MoeReal *x, const float *gain, size_t n, float *y, float *rstd)
+{
+  float row[MOE_BF16 ? MOE_HIDDEN : 1];
+  for (size_t r = 0; r < n; r++) {
+    const MoeReal *xr = x + r * MOE_HIDDEN;
+    const float *xf = moe_floats(xr, MOE_HIDDEN, row);
+    rstd[r] = 1.0f / sqrtf(moe_dot(xf, xf, MOE_HIDDEN) / (float)MOE_HIDDEN + (float)MOE_NORM_EPS);
+    moe_norm_row(xr, gain, rstd[r], y + r * MOE_HIDDEN);
+  }
+}
+
+void moe_norm_back(const MoeReal *x, const float *gain, const float *rstd, const float *dy, size_t n, float *dx,
+                   float *g_gain)
+{
+  float scaled[MOE_HIDDEN];
+  float xh[MOE_HIDDEN];
+  float dgain[MOE_HIDDEN] = {0};
+  for (size_t r = 0; r < n; r++) {
+    const MoeReal *xr = x + r * MOE_HIDDEN;
+    const float *dyr = dy + r * MOE_HIDDEN;
+    float *dxr = dx + r * MOE_HIDDEN;
+    for (size_t i = 0; i < MOE_HIDDEN; i++) {
+      xh[i] = moe_get(xr[i]) * rstd[r];
+      scaled[i] = dyr[i] * gain[i];
+      dgain[i] = moe_fma(dyr[i], xh[i], dgain[i]);
+    }
+    float mean = moe_dot(scaled, xh, MOE_HIDDEN) / (float)MOE_HIDDEN;
+    for (size_t i = 0; i < MOE_HIDDEN; i++) {
+      dxr[i] = moe_fma(rstd[r], moe_fma(-xh[i], mean, scaled[i]), dxr[i]);
+    }
+  }
+  for (size_t i = 0; i < MOE_HIDDEN && n > 0; i++) {
+    g_gain[i] += dgain[i];
+  }
+}

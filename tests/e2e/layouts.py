@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+"""Trains one small model in many layouts and compares every gradient tensor with the fp64 reference.
+
+  layouts.py pairwise   every pair of layout choices at least once
+  layouts.py full       the whole matrix
+  layouts.py routing    forced and degenerate routing, odd lengths and sizes
+  layouts.py repeat     the same plan twice, and with poisoned memory: the same bits
+
+Tolerance: per tensor |difference| / |reference| <= 1e-4 in fp32. Products of a few dozen fp32 terms carry about 1e-6;
+the rest is margin for sums over tokens in another order. Experts without tokens must have gradients of exactly zero. With
+one position per sequence the gradients of q and k cancel exactly in the reference and within rounding in fp32, so there
+a zero tensor may differ from zero by 1e-6 (gradients of the other tensors are about 1e-2).
+Inputs are chosen so that no token's k-th and (k+1)-th router score lie closer than MIN_MARGIN: there a rounding may
+choose another expert, which is no error of either side.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+RTOL = "1e-4"
+MIN_MARGIN = 1e-6
+
+MODEL = dict(layers=5, hidden=48, vocab=64, heads=4, kv_heads=2, head_dim=16, experts=8, top_k=2, ffn=32,
+             router="softmax_renorm", qk_norm="head", coef=0.02, capacity=0, route_only="", tied="false")
+LAYOUT = dict(ratio=(1, 1), p_att=1, p_ffn=1, uneven=False, replicas=1, mbs=2, node=1, dedup="rank", place="separate",
+              seq=16, micro_batch=1, tail=0)
+
+CHOICES = dict(ratio=[(1, 1), (2, 1), (1, 2), (3, 2), (2, 3), (4, 1)], p_att=[1, 2, 3], p_ffn=[1, 2, 3],
+               uneven=[False, True], replicas=[1, 2], mbs=[1, 2, 3, 5, 8], node=[1, 2], place=["separate", "colocated"],
+               tail=[0, 1])
+
+
+def spec_text(c):
+    m, n = c["ratio"]
+    if c["place"] == "colocated":
+        n = m
+        c = dict(c, p_ffn=c["p_att"])
+    att = [m + (1 if c["uneven"] and g % 2 == 1 else 0) for g in range(c["p_att"])]
+    ffn = [n + (1 if c["uneven"] and g % 2 == 0 and c["place"] != "colocated" else 0) for g in range(c["p_ffn"])]
+    mb_seqs = c["micro_batch"] * max(att)
+    batch = c["replicas"] * c["mbs"] * mb_seqs
+    if c["tail"] and batch > c["replicas"]:
+        batch -= 1
+    # Relays need replicas that lie alike on the nodes.
+    ranks = sum(att) + (0 if c["place"] == "colocated" else sum(ffn))
+    dedup = "node" if c["node"] > 1 and (c["replicas"] == 1 or ranks % c["node"] == 0) else "rank"
+    only = f"route_only = {c['route_only']}" if c["route_only"] else ""
+    capacity = f"capacity = {c['capacity']}" if c["capacity"] else ""
+    counts = lambda v: ", ".join(map(str, v))
+    side = f"attention_gpus = {counts(att)}" if c["place"] == "colocated" else \
+        f"attention_gpus = {counts(att)};  ffn_gpus = {counts(ffn)}"
+    return f"""
+gpu g {{ flops = 50 GFLOPS; memory = 4 GiB; hbm = 10 GB/s; launch = 2 us }}
+node n {{ gpu = g; gpus = 64; nics = 64; nvlink = 4 GB/s; nic = 4 GB/s; nvlink_latency = 5 us; nic_latency = 5 us }}
+model m {{
+  layers = {c['layers']}; hidden = {c['hidden']}; vocab = {c['vocab']}; norm_eps = 1e-6; init_std = 0.3; tied = {c['tied']}
+  attention {{ heads = {c['heads']}; kv_heads = {c['kv_heads']}; head_dim = {c['head_dim']}; qk_norm = {c['qk_norm']}
+              rope {{ theta = 1e4 }} }}
+  moe {{ experts = {c['experts']}; top_k = {c['top_k']}; hidden = {c['ffn']}; router = {c['router']}
+        {only} {capacity}
+        balance {{ kind = sequence; coef = {c['coef']} }} }}
+}}
+cluster c {{ nodes = 1; node = n }}
+shape s {{ seq = {c['seq']}; micro_batch = {c['micro_batch']}; global_batch = {batch} }}
+train {{ dtype = fp32; optimizer adamw {{ lr = 1e-3; betas = 0.9, 0.95; weight_decay = 0.1; clip = 1.0 }} seed = 7 }}
+plan {{ schedule = af_pipe; placement = {c['place']}; replicas = {c['replicas']}
+       attention_stages = {c['p_att']}; ffn_stages = {c['p_ffn']}
+       {side}; ranks_per_node = {c['node']}; dedup = {dedup} }}
+"""
+
+
+class Runner:
+    def __init__(self, args):
+        self.args = args
+        self.work = os.path.join(args.work, "layouts-" + args.what)
+        shutil.rmtree(self.work, ignore_errors=True)
+        os.makedirs(self.work)
+        self.env = dict(os.environ, MOEC_CACHE=os.path.join(args.work, "objects"))
+        self.tokens = {}
+        self.references = {}
+        self.failed = []
+        self.done = 0
+
+    def run(self, *command, env=None):
+        proc = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env or self.env, timeout=120)
+        if proc.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: exit code {proc.returncode}\n{proc.stdout.decode(errors='replace')}")
+        return proc.stdout.decode()
+
+    def token_file(self, vocab):
+        """Random tokens, skewed so that experts differ in load."""
+        if vocab not in self.tokens:
+            rng = random.Random(vocab)
+            path = os.path.join(self.work, f"tokens-{vocab}.u16")
+            with open(path, "wb") as f:
+                for _ in range(20000):
+                    f.write(int(vocab * rng.random() ** 2).to_bytes(2, "little"))
+            self.tokens[vocab] = path
+        return self.tokens[vocab]
+
+    def train(self, bundle, out, c, *more, env=None):
+        return self.run(f"{bundle}/train", "--data", self.token_file(c["vocab"]), "--format", "uint16", "--holdout", "0",
+                        *more, env=env)
+
+    def build(self, c):
+        text = spec_text(c)
+        name = hashlib.sha1(text.encode()).hexdigest()[:12]
+        spec = os.path.join(self.work, name + ".moespec")
+        with open(spec, "w") as f:
+            f.write(text)
+        bundle = os.path.join(self.work, name)
+        self.run(self.args.moec, "build", spec, "-o", bundle)
+        return spec, bundle
+
+    def reference(self, c, spec, bundle):
+        """Weights, batch and gradients of the reference for what `bundle` trains on; shared by all layouts with the same."""
+        with open(bundle + ".batch", "rb") as f:
+            batch = f.read()
+        with open(bundle + ".weights", "rb") as f:
+            weights = f.read()
+        key = hashlib.sha1(batch + weights + repr({k: c[k] for k in MODEL}).encode()).hexdigest()
+        if key not in self.references:
+            grads = os.path.join(self.work, f"ref-{key[:12]}.safetensors")
+            out = self.run(self.args.ref, "--config", spec, "--weights", bundle + ".weights", "--tokens", bundle + ".batch",
+                           "--grads", grads, "--min-margin")
+            self.references[key] = (grads, out)
+        return self.references[key]
+
+    def check(self, c):
+        c = {**MODEL, **LAYOUT, **c}
+        label = " ".join(f"{k}={v}" for k, v in c.items() if {**MODEL, **LAYOUT}[k] != v) or "defaults"
+        try:
+            spec, bundle = self.build(c)
+            self.train(bundle, None, c, "--steps", "0", "--dump-weights", bundle + ".weights")
+            log = bundle + ".log"
+            self.train(bundle, None, c, "--steps", "1", "--dump-grads", bundle + ".grads", "--dump-batch", bundle + ".batch",
+                       "--log", log)
+            grads, out = self.reference(c, spec, bundle)
+            margin = json.loads(next(x for x in out.splitlines() if "margin" in x))["min_margin"]
+            if margin is not None and margin < MIN_MARGIN:
+                raise RuntimeError(f"router margin {margin} is too small to compare routing")
+            zero = ["--zero-atol", "1e-6"] if c["seq"] == 1 else []
+            self.run(self.args.compare, bundle + ".grads", grads, "--rtol", RTOL, *zero)
+            mine = json.loads(open(log).readline())
+            ref = json.loads(next(x for x in out.splitlines() if '"loss"' in x))
+            for key in ("loss", "balance_loss"):
+                if not abs(mine[key] - ref[key]) <= 1e-5 * max(1.0, abs(ref[key])):
+                    raise RuntimeError(f"{key} {mine[key]} differs from the reference's {ref[key]}")
+            shutil.rmtree(bundle)
+        except (RuntimeError, subprocess.TimeoutExpired, OSError, KeyError, ValueError, StopIteration) as error:
+            self.failed.append(label)
+            print(f"FAIL {label}\n{error}", flush=True)
+            if self.args.stop:
+                sys.exit(1)
+        self.done += 1
+        if self.done % 10 == 0:
+            print(f"{self.done} checked, {len(self.failed)} failed", flush=True)
+
+
+def sensible(c):
+    """Colocated groups hold both sides, so the FFN's own choices do not exist there."""
+    if c["place"] == "colocated" and (c["p_ffn"] != c["p_att"] or c["ratio"][0] != c["ratio"][1] and c["ratio"] != (4, 1)):
+        return False
+    return True
+
+
+def pairwise():
+    """Greedy cover: every pair of choices of two different keys that some sensible layout has."""
+    keys = list(CHOICES)
+    every = [dict(zip(keys, values)) for values in itertools.product(*CHOICES.values())]
+    every = [c for c in every if sensible(c)]
+    rng = random.Random(1)
+    pairs_of = lambda c: {(a, c[a], b, c[b]) for a, b in itertools.combinations(keys, 2)}
+    open_pairs = set().union(*map(pairs_of, every))
+    chosen = []
+    while open_pairs:
+        candidates = rng.sample(every, min(400, len(every)))
+        best = max(candidates, key=lambda c: len(pairs_of(c) & open_pairs))
+        if not pairs_of(best) & open_pairs:
+            best = next(c for c in every if pairs_of(c) & open_pairs)
+        chosen.append(best)
+        open_pairs -= pairs_of(best)
+    return chosen
+
+
+ROUTING = [
+    dict(route_only="3", top_k=1),                                # all tokens to one expert
+    dict(route_only="3", top_k=1, ratio=(2, 3)),                  # and two FFN ranks that never get a token
+    dict(route_only="0, 1", ratio=(1, 4)),
+    dict(route_only="0, 1", ratio=(2, 4), node=2),
+    dict(top_k=8), dict(top_k=8, ratio=(2, 3), node=2), dict(top_k=1, router="softmax"),
+    dict(top_k=1, router="softmax", ratio=(2, 3)), dict(router="topk_softmax", ratio=(3, 2)), dict(router="softmax", ratio=(3, 2)),
+    dict(seq=1), dict(seq=1, ratio=(2, 4), node=2), dict(seq=1, top_k=1, router="softmax", ratio=(1, 4)),
+    dict(seq=17), dict(seq=33, ratio=(2, 3)), dict(seq=65, mbs=3, ratio=(3, 2)), dict(seq=129, p_att=2, p_ffn=2),
+    dict(vocab=257), dict(vocab=257, tied="true", p_att=2, ratio=(2, 2)), dict(tied="true", p_att=3, p_ffn=2),
+    dict(capacity=0.25, ratio=(2, 3)), dict(capacity=0.25, ratio=(2, 4), node=2), dict(capacity=1.0, p_att=2, p_ffn=3),
+    dict(capacity=0.05, route_only="2, 5"),                       # most tokens lose every pair
+    dict(qk_norm="none", ratio=(2, 2)), dict(experts=5, ratio=(1, 2)), dict(experts=7, ratio=(2, 4), node=2),
+    dict(experts=3, ratio=(1, 3)), dict(experts=1, top_k=1, ratio=(2, 1)), dict(layers=1), dict(layers=2, p_att=2, p_ffn=1),
+    dict(micro_batch=3, ratio=(2, 3), tail=1), dict(heads=8, kv_heads=8, head_dim=16), dict(coef=0),
+]
+
+
+def repeat(runner):
+    """Bits: two runs, one with poisoned memory, one with random delays, one with synchronous sends."""
+    for c in (dict(ratio=(2, 3), p_att=2, p_ffn=2, mbs=3), dict(ratio=(2, 4), node=2, replicas=2, mbs=2), dict(capacity=0.5, ratio=(3, 2))):
+        c = {**MODEL, **LAYOUT, **c}
+        spec, bundle = runner.build(c)
+        seen = set()
+        for extra in ({}, {}, {"MOE_POISON": "1"}, {"MOE_TEST_DELAY": "2000,5"}, {"MOE_TEST_SYNC_SEND": "1"}):
+            runner.train(bundle, None, c, "--steps", "5", "--dump-weights", bundle + ".w", "--log", bundle + ".log",
+                         env={**runner.env, **extra})
+            with open(bundle + ".w", "rb") as f:
+                weights = hashlib.sha1(f.read()).hexdigest()
+            losses = tuple((x["loss"], x["grad_norm"]) for x in map(json.loads, open(bundle + ".log")) if "loss" in x)
+            seen.add((weights, losses))
+            if len(losses) != 5 or len(seen) != 1:
+                runner.failed.append(f"{c} {extra}")
+                print(f"FAIL {extra} changes the result of {c}: {seen}")
+                break
+        runner.done += 1
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["pairwise", "full", "routing", "repeat"])
+    for flag in ("--moec", "--ref", "--compare", "--work"):
+        parser.add_argument(flag, required=True)
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
+    args = parser.parse_args()
+    runner = Runner(args)
+    if args.what == "repeat":
+        repeat(runner)
+    else:
+        cases = ROUTING if args.what == "routing" else pairwise()
+        if args.what == "full":
+            keys = list(CHOICES)
+            cases = [c for c in (dict(zip(keys, v)) for v in itertools.product(*CHOICES.values())) if sensible(c)]
+        for c in cases:
+            runner.check(c)
+    print(f"{runner.done - len(runner.failed)} passed, {len(runner.failed)} failed")
+    sys.exit(1 if runner.failed or not runner.done else 0)
+
+
+if __name__ == "__main__":
+    main()

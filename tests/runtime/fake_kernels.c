@@ -1,0 +1,354 @@
+/* Kernels of the fake bundle. A token t belongs to FFN rank t mod n; every message must hold exactly the tokens that
+   its edge, sender and receiver imply, tagged with the step. A broken promise is EPROTO. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/runtime/fake.h"
+
+#include "runtime/log.h"
+
+static int32_t owner_of(const MoeCall *c, int32_t t)
+{
+  return t % c->n_ffn;
+}
+
+static int32_t addressee_of(const MoeCall *c, int32_t t)
+{
+  int32_t owner = owner_of(c, t);
+  for (int32_t k = 0; c->relayed && k < c->n_nodes; k++) {
+    if (owner >= c->node_first[k] && owner < c->node_first[k + 1]) {
+      return c->node_first[k] + t % (c->node_first[k + 1] - c->node_first[k]);
+    }
+  }
+  return owner;
+}
+
+static int32_t att_of(const MoeCall *c, int32_t layer, int32_t t)
+{
+  return (int32_t)moe_part_of(c->mb_seqs, fake_made.groups[fake_made.att_group[layer]].n_ranks, t / c->seq);
+}
+
+/* Whether token t travels from member `from` to member `to` on this edge of this layer. */
+static bool goes(const MoeCall *c, MoeEdge edge, int32_t layer, int32_t t, int32_t from, int32_t to)
+{
+  int32_t owner = owner_of(c, t);
+  int32_t addressee = addressee_of(c, t);
+  switch (edge) {
+  case MOE_EDGE_DISPATCH:
+    return att_of(c, layer, t) == from && addressee == to;
+  case MOE_EDGE_FORWARD:
+  case MOE_EDGE_GATHER_B:
+    return addressee == from && owner == to;
+  case MOE_EDGE_GATHER:
+  case MOE_EDGE_FORWARD_B:
+    return owner == from && addressee == to;
+  case MOE_EDGE_COMBINE:
+    return addressee == from && att_of(c, layer + 1, t) == to;
+  case MOE_EDGE_COMBINE_B:
+    return att_of(c, layer + 1, t) == from && addressee == to;
+  default:
+    return addressee == from && att_of(c, layer, t) == to;
+  }
+}
+
+static uint32_t tag_of(const MoeCall *c, MoeEdge edge, int32_t layer, int32_t t)
+{
+  return c->step * 2654435761u ^ (uint32_t)layer << 24 ^ (uint32_t)c->mb << 16 ^ (uint32_t)edge << 12 ^ (uint32_t)t;
+}
+
+static size_t row_bytes(void)
+{
+  return (size_t)fake_layout.row_bytes;
+}
+
+static MoeStatus complain(const char *what, const MoeCall *c)
+{
+  moe_error("fake kernel: %s in %s %s layer %d micro-batch %d", what, moe_op_name(c->kind), moe_edge_name(c->edge),
+            c->layer, c->mb);
+  return MOE_EPROTO;
+}
+
+static size_t pack(MoeCall *c, void *slot)
+{
+  uint8_t *at = (uint8_t *)slot + 64;
+  uint32_t rows = 0;
+  for (int32_t t = 0; t < c->mb_seqs * c->seq; t++) {
+    if (goes(c, c->edge, c->layer, t, c->me, c->peer)) {
+      uint32_t row[2] = {(uint32_t)t, tag_of(c, c->edge, c->layer, t)};
+      memset(at, 0, row_bytes());
+      memcpy(at, row, sizeof row);
+      at += row_bytes();
+      rows++;
+    }
+  }
+  bool wrong = fake_layout.wrong_step == (int)c->step + 1 && c->edge == MOE_EDGE_DISPATCH && c->me == 0;
+  MoeMsgHead head = {.rows = rows,
+                     .stamp = moe_stamp(c->step, (uint32_t)c->layer, (uint32_t)c->mb + wrong, c->edge),
+                     .bytes = (uint32_t)(64 + rows * row_bytes())};
+  memcpy(slot, &head, sizeof head);
+  return head.bytes;
+}
+
+/* All arrived messages must be of `edge` and hold what their senders owe us. */
+static MoeStatus check_in(const MoeCall *c, MoeEdge edge, int32_t layer, int32_t n_expected)
+{
+  if (c->n_in != n_expected) {
+    return complain("wrong number of messages", c);
+  }
+  for (int32_t i = 0; i < c->n_in; i++) {
+    MoeMsgHead head;
+    memcpy(&head, c->in[i].data, sizeof head);
+    uint32_t row = 0;
+    if (i > 0 && c->in[i].peer <= c->in[i - 1].peer) {
+      return complain("senders out of order", c);
+    }
+    for (int32_t t = 0; t < c->mb_seqs * c->seq; t++) {
+      if (!goes(c, edge, layer, t, c->in[i].peer, c->me)) {
+        continue;
+      }
+      uint32_t got[2];
+      memcpy(got, c->in[i].data + 64 + row * row_bytes(), sizeof got);
+      if (row >= head.rows || got[0] != (uint32_t)t || got[1] != tag_of(c, edge, layer, t)) {
+        return complain("wrong row", c);
+      }
+      row++;
+    }
+    if (row != head.rows) {
+      return complain("too many rows", c);
+    }
+  }
+  return MOE_OK;
+}
+
+static int32_t node_ranks(const MoeCall *c)
+{
+  for (int32_t k = 0; k < c->n_nodes; k++) {
+    if (c->me >= c->node_first[k] && c->me < c->node_first[k + 1]) {
+      return c->node_first[k + 1] - c->node_first[k];
+    }
+  }
+  return 0;
+}
+
+static void spin(void)
+{
+  struct timespec t;
+  int64_t begin = -1;
+  for (;;) {
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    int64_t now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    begin = begin < 0 ? now : begin;
+    if (now - begin >= (int64_t)fake_layout.spin_us * 1000) {
+      return;
+    }
+  }
+}
+
+/* The saved slot names its (step, layer, micro-batch): nobody else may write there meanwhile. */
+static MoeStatus saved(const MoeCall *c, int32_t layer, bool write)
+{
+  uint32_t id[3] = {c->step, (uint32_t)layer, (uint32_t)c->mb};
+  if (write) {
+    memcpy(c->saved, id, sizeof id);
+  }
+  return memcmp(c->saved, id, sizeof id) == 0 ? MOE_OK : complain("saved slot was overwritten", c);
+}
+
+/* Every element holds 1 plus one gradient per step (there are no evaluations in these tests). */
+static MoeStatus weights(const MoeCall *c, const float *w, MoeBucketKind kind, int32_t layer)
+{
+  int64_t n = 7 + layer + 15;
+  float expected = (float)(1 + (double)c->step * fake_gradient(kind, layer));
+  for (int64_t i = 0; w != NULL && fake_layout.nan_step == 0 && i < n; i++) {
+    if (w[i] != expected) {
+      return complain("wrong weights", c);
+    }
+  }
+  return w == NULL ? complain("no weights", c) : MOE_OK;
+}
+
+static void add_one(float *g, int32_t layer)
+{
+  for (int64_t i = 0; i < 7 + layer + 15; i++) {
+    g[i] += 1;
+  }
+}
+
+/* The two threads must not share scratch: mark it, work, look again. */
+static MoeStatus scratch(const MoeCall *c)
+{
+  uint32_t mark[4] = {c->step, c->kind, (uint32_t)c->layer, (uint32_t)c->mb};
+  memcpy(c->scratch, mark, sizeof mark);
+  spin();
+  return memcmp(c->scratch, mark, sizeof mark) == 0 ? MOE_OK : complain("scratch is shared", c);
+}
+
+static MoeStatus embed(MoeCall *c)
+{
+  if (c->table == NULL || c->tokens == NULL || (c->kind == MOE_OP_EMBED_WGRAD && c->g_table == NULL)) {
+    return complain("no table or tokens", c);
+  }
+  for (int32_t i = 0; i < c->n_seqs * c->seq; i++) {
+    if (c->tokens[i] < 0 || c->tokens[i] > 255) {
+      return complain("tokens were not loaded", c);
+    }
+  }
+  if (c->kind == MOE_OP_EMBED_WGRAD) {
+    add_one(c->g_table, 0);
+  }
+  return weights(c, c->table, MOE_BUCKET_EMBED, 0);
+}
+
+static MoeStatus att(MoeCall *c)
+{
+  if (c->kind == MOE_OP_ATT_FWD) {
+    MOE_TRY(check_in(c, MOE_EDGE_COMBINE, c->layer - 1, c->n_src));
+    MOE_TRY(weights(c, c->w, MOE_BUCKET_ATT, c->layer));
+    MOE_TRY(weights(c, c->gain, MOE_BUCKET_GAIN, c->layer));
+  } else if (c->kind == MOE_OP_ATT_DGRAD) {
+    MOE_TRY(check_in(c, MOE_EDGE_DISPATCH_B, c->layer, c->n_ffn));
+    add_one(c->g_gain, c->layer);
+  } else {
+    add_one(c->gw, c->layer);
+  }
+  MOE_TRY(saved(c, c->layer, c->kind == MOE_OP_ATT_FWD));
+  return scratch(c);
+}
+
+static MoeStatus ffn(MoeCall *c)
+{
+  int32_t n_att = fake_made.groups[fake_made.att_group[c->layer]].n_ranks;
+  if (fake_layout.fail_step == (int)c->step + 1) {
+    return MOE_EOVERFLOW;
+  }
+  if (fake_layout.exit_step == (int)c->step + 1) {
+    exit(0);
+  }
+  if (c->kind == MOE_OP_FFN_FWD) {
+    MOE_TRY(
+        check_in(c, c->relayed ? MOE_EDGE_FORWARD : MOE_EDGE_DISPATCH, c->layer, c->relayed ? node_ranks(c) : n_att));
+    MOE_TRY(weights(c, c->w, MOE_BUCKET_EXPERTS, c->layer));
+    MOE_TRY(weights(c, c->gain, MOE_BUCKET_GAIN, c->layer));
+  } else if (c->kind == MOE_OP_FFN_DGRAD) {
+    MOE_TRY(check_in(c, c->relayed ? MOE_EDGE_GATHER_B : MOE_EDGE_COMBINE_B, c->layer,
+                     c->relayed ? node_ranks(c) : c->n_dst));
+    add_one(c->g_gain, c->layer);
+  } else {
+    add_one(c->gw, c->layer);
+  }
+  MOE_TRY(saved(c, c->layer, c->kind == MOE_OP_FFN_FWD && !c->relayed));
+  return scratch(c);
+}
+
+static MoeStatus relay(MoeCall *c)
+{
+  MOE_TRY(check_in(c, MOE_EDGE_DISPATCH, c->layer, fake_made.groups[fake_made.att_group[c->layer]].n_ranks));
+  MOE_TRY(saved(c, c->layer, true));
+  return scratch(c);
+}
+
+static MoeStatus node_reduce(MoeCall *c)
+{
+  MOE_TRY(check_in(c, c->edge, c->layer, node_ranks(c)));
+  MOE_TRY(saved(c, c->layer, false));
+  return scratch(c);
+}
+
+static MoeStatus head(MoeCall *c)
+{
+  MOE_TRY(check_in(c, MOE_EDGE_COMBINE, c->layer - 1, c->n_src));
+  MOE_TRY(weights(c, c->w, MOE_BUCKET_HEAD, 0));
+  MOE_TRY(saved(c, c->layer, true));
+  if (c->table == NULL || c->table != c->w + 7) {
+    return complain("wrong output table", c);
+  }
+  add_one(c->gw, 0);
+  for (int32_t i = 0; i < c->n_seqs * c->seq; i++) {
+    c->scalars[MOE_SC_LOSS] += c->labels[i] >= 0 ? c->inv_tokens : 0;
+  }
+  c->scalars[MOE_SC_TOKENS] += c->n_seqs * c->seq;
+  if (fake_layout.nan_step == (int)c->step + 1) {
+    c->scalars[MOE_SC_LOSS] = NAN;
+  }
+  return scratch(c);
+}
+
+static size_t slot_bytes(const MoeDims *d)
+{
+  (void)d;
+  return 64;
+}
+
+static size_t msg_bytes(MoeEdge edge, int32_t seq, int32_t att_seqs, int32_t experts)
+{
+  (void)edge;
+  (void)experts;
+  return 64 + (size_t)seq * (size_t)att_seqs * row_bytes();
+}
+
+static void add_floats(float *sum, const float *x, size_t n)
+{
+  for (size_t i = 0; i < n; i++) {
+    sum[i] += x[i];
+  }
+}
+
+static double sumsq(const float *x, size_t n)
+{
+  double sum = 0;
+  for (size_t i = 0; i < n; i++) {
+    sum += (double)x[i] * x[i];
+  }
+  return sum;
+}
+
+/* Not Adam: adds the gradient, so that the weights count the steps. */
+static void adamw(const MoeAdam *a, float *w, float *master, float *m, float *v, const float *g, size_t n, bool decay)
+{
+  (void)decay;
+  for (size_t i = 0; i < n; i++) {
+    master[i] += a->scale * g[i];
+    m[i] += g[i];
+    v[i] += 1;
+    w[i] = master[i];
+  }
+}
+
+static void to_weights(float *w, const float *master, size_t n)
+{
+  memmove(w, master, n * sizeof(float));
+}
+
+const MoeKernels fake_kernels = {
+    .att_saved_bytes = slot_bytes,
+    .att_work_bytes = slot_bytes,
+    .ffn_saved_bytes = slot_bytes,
+    .ffn_work_bytes = slot_bytes,
+    .scratch_bytes = slot_bytes,
+    .msg_bytes = msg_bytes,
+    .run = {[MOE_OP_EMBED_FWD] = embed,
+            [MOE_OP_EMBED_WGRAD] = embed,
+            [MOE_OP_ATT_FWD] = att,
+            [MOE_OP_ATT_DGRAD] = att,
+            [MOE_OP_ATT_WGRAD] = att,
+            [MOE_OP_FFN_FWD] = ffn,
+            [MOE_OP_FFN_DGRAD] = ffn,
+            [MOE_OP_FFN_WGRAD] = ffn,
+            [MOE_OP_HEAD] = head,
+            [MOE_OP_RELAY] = relay,
+            [MOE_OP_NODE_REDUCE] = node_reduce},
+    .pack = {[MOE_EDGE_DISPATCH] = pack,
+             [MOE_EDGE_FORWARD] = pack,
+             [MOE_EDGE_GATHER] = pack,
+             [MOE_EDGE_COMBINE] = pack,
+             [MOE_EDGE_COMBINE_B] = pack,
+             [MOE_EDGE_GATHER_B] = pack,
+             [MOE_EDGE_FORWARD_B] = pack,
+             [MOE_EDGE_DISPATCH_B] = pack},
+    .add = add_floats,
+    .sumsq = sumsq,
+    .adamw = adamw,
+    .to_weights = to_weights,
+};

@@ -1,0 +1,361 @@
+"""Runs `train` with the fake bundle as users and operators do: many layouts, test switches, files, faults.
+
+usage: runtime_test.py PROGRAM CASE [arguments]
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM = os.path.abspath(sys.argv[1])
+
+LAYOUTS = [
+    "a=1 f=1",
+    "a=2 f=1",
+    "a=1 f=2",
+    "a=3 f=2 seqs=3",
+    "a=2 f=3",
+    "a=1 f=8 mbs=1",
+    "a=2 f=2 replicas=2",
+    "a=2 f=2 replicas=2 pa=2 pf=2 layers=4",
+    "a=1 f=4 rpn=2 relay=1",
+    "a=2 f=4 rpn=2 relay=1 layers=3 pa=2",
+    "a=3 f=3 rpn=4 relay=1 mbs=3 seqs=4 short=1 seq=5",
+    "a=2 f=3 rpn=5 relay=1 replicas=2",
+    "a=2 colocated=1 pa=2 layers=4",
+    "a=4 colocated=1 rpn=2 relay=1",
+    "a=1 colocated=1",
+    "a=3 f=2 mbs=4 seqs=3 short=2 layers=3 pa=2 pf=3",
+    "a=2 f=1 seqs=1 mbs=2",
+]
+
+
+def check(condition, text):
+    if not condition:
+        raise SystemExit("FAILED: " + text)
+
+
+def environment(layout, **more):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MOE_")}
+    env["FAKE"] = layout
+    env.update(more)
+    return env
+
+
+def train(layout, *args, timeout=60, **more):
+    """Runs to the end; returns (exit code, stderr)."""
+    done = subprocess.run([PROGRAM, *args], env=environment(layout, **more), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=timeout, text=True)
+    return done.returncode, done.stderr
+
+
+def start(layout, *args):
+    return subprocess.Popen([PROGRAM, *args], env=environment(layout), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, start_new_session=True)
+
+
+def children(pid):
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as f:
+            return [int(c) for c in f.read().split()]
+    except FileNotFoundError:
+        return []
+
+
+def is_running(pid):
+    """A zombie whose new parent has not reaped it does not run."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for_ranks(process, n):
+    limit = time.monotonic() + 10
+    while len(children(process.pid)) < n:
+        check(time.monotonic() < limit, f"{n} ranks did not start")
+        time.sleep(0.005)
+    return children(process.pid)
+
+
+def wait_gone(pids, seconds):
+    limit = time.monotonic() + seconds
+    while any(is_running(p) for p in pids):
+        check(time.monotonic() < limit, f"processes {[p for p in pids if is_running(p)]} are left after {seconds} s")
+        time.sleep(0.01)
+
+
+def errors_of(text):
+    return [line for line in text.splitlines() if line.startswith("train: error:")]
+
+
+def sanitizers(text):
+    check("Sanitizer" not in text and "runtime error" not in text, "a sanitizer reports:\n" + text[:4000])
+
+
+def layouts(*args, **more):
+    for layout in LAYOUTS:
+        code, err = train(layout, "--data", DATA, "--holdout", "0", "--steps", "3", *args, **more)
+        sanitizers(err)
+        check(code == 0, f"{layout}: exit code {code}\n{err}")
+        check(re.search(r"step 3/3  loss 1\.0000", err), f"{layout}: no loss of 1 at the last step\n{err}")
+
+
+def case_layouts():
+    layouts()
+    layouts(MOE_POISON="1")
+    layouts(MOE_TEST_SERIAL="1")
+
+
+def case_sync_send():
+    layouts(MOE_TEST_SYNC_SEND="1")
+
+
+def case_delays():
+    for seed in range(2):
+        layouts(MOE_TEST_DELAY=f"500,{seed}")
+    layouts(MOE_TEST_DELAY="500,9", MOE_TEST_SYNC_SEND="1")
+
+
+def case_paced():
+    layouts("--link", "100MB/s", "--compute-scale", "2")
+    layouts("--link", "100MB/s", MOE_TEST_SERIAL="1", MOE_TEST_SYNC_SEND="1")
+
+
+def case_kill():
+    """SIGKILL to each rank at random moments."""
+    times = int(sys.argv[3])
+    seed = int(os.environ.get("MOE_SEED", random.randrange(1 << 30)))
+    print("MOE_SEED =", seed)
+    rng = random.Random(seed)
+    for i in range(times):
+        layout, n = rng.choice([("a=2 f=2 spin=100", 4), ("a=2 f=2 replicas=2 spin=50", 8), ("a=1 f=1 spin=100", 2)])
+        process = start(layout, "--data", DATA, "--holdout", "0", "--steps", "1000000")
+        ranks = wait_for_ranks(process, n)
+        rank = i % n
+        time.sleep(rng.random() * 0.3)
+        os.kill(ranks[rank], signal.SIGKILL)
+        begin = time.monotonic()
+        _, err = process.communicate(timeout=10)
+        took = time.monotonic() - begin
+        wait_gone(ranks, 1)
+        check(process.returncode == 1, f"exit code {process.returncode}")
+        check(took < 5, f"took {took:.1f} s to end")
+        lines = errors_of(err)
+        check(len(lines) == 1, f"not one error line:\n{err}")
+        check(lines[0].startswith(f"train: error: rank {rank} (") and "signal 9" in lines[0], lines[0])
+
+
+def case_signals():
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for whole_group in (False, True):  # kill, or Ctrl-C in a terminal
+            process = start("a=2 f=2 spin=100", "--data", DATA, "--holdout", "0", "--steps", "1000000")
+            ranks = wait_for_ranks(process, 4)
+            time.sleep(0.1)
+            if whole_group and sig != signal.SIGTERM:
+                os.killpg(process.pid, sig)
+            else:
+                os.kill(process.pid, sig)
+            _, err = process.communicate(timeout=10)
+            check(process.returncode == 128 + sig, f"exit code {process.returncode} after signal {sig}\n{err}")
+            wait_gone(ranks, 1)
+
+
+def case_launcher_killed():
+    for delay in (0, 0.01, 0.2):
+        process = start("a=2 f=2 spin=100", "--data", DATA, "--holdout", "0", "--steps", "1000000")
+        ranks = wait_for_ranks(process, 4)
+        time.sleep(delay)
+        process.kill()
+        wait_gone(ranks, 5)
+        process.communicate(timeout=10)
+
+
+def case_faults():
+    def one(layout, *patterns, args=(), code=1):
+        got, err = train(layout, "--data", DATA, "--holdout", "0", "--steps", "5", *args)
+        check(got == code, f"{layout}: exit code {got}\n{err}")
+        lines = errors_of(err)
+        check(len(lines) == 1, f"{layout}: not one error line\n{err}")
+        for pattern in patterns:
+            check(re.search(pattern, lines[0]), f"{layout}: no /{pattern}/ in {lines[0]}")
+
+    one("a=2 f=1 exit=2", r"rank 2 \(FFN group F0", r"exit code 0", r"in step 2", r"FFN_FWD layer 0 micro-batch 0")
+    one("a=2 f=2 fail=3", r"rank [23] \(FFN group F0", r"in step 3, running FFN_FWD layer 0 micro-batch 0: more rows")
+    one("a=2 f=2 wrong=2", r"rank [23] \(", r"RECV DISPATCH layer 0 micro-batch 0", r"stamped 01000010.*expects 01000000")
+    one("a=2 f=2 nan=2 stop=1", r"step 2: loss nan")
+
+
+def case_silent():
+    process = start("a=2 f=1 spin=100", "--data", DATA, "--holdout", "0", "--steps", "1000000", "--timeout", "2")
+    ranks = wait_for_ranks(process, 3)
+    time.sleep(0.2)
+    os.kill(ranks[1], signal.SIGSTOP)
+    time.sleep(1)
+    os.kill(ranks[1], signal.SIGCONT)  # shorter than the limit: goes on
+    time.sleep(1.5)
+    check(process.poll() is None, "a stop shorter than the limit ended the job")
+    os.kill(ranks[1], signal.SIGSTOP)
+    _, err = process.communicate(timeout=15)
+    check(process.returncode == 1 and len(errors_of(err)) == 1, err)
+    check("rank 1 (attention group A0, member 1), which is stopped" in err, err)
+    wait_gone(ranks, 1)
+
+
+def case_skip():
+    code, err = train("a=2 f=2 nan=2", "--data", DATA, "--holdout", "0", "--steps", "4", "--log", "log.jsonl")
+    check(code == 0 and "step 2: loss or gradient is not finite" in err, err)
+    rows = [json.loads(line) for line in open("log.jsonl")]
+    check([r["loss"] for r in rows] == [1, None, 1, 1], str(rows))
+
+
+def read_safetensors(path):
+    data = open(path, "rb").read()
+    (n,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + n])
+    check((8 + n) % 8 == 0, "the data is not aligned")
+    end = 0
+    tensors = {}
+    for name, t in header.items():
+        begin, stop = t["data_offsets"]
+        size = 4
+        for d in t["shape"]:
+            size *= d
+        check(begin == end and stop - begin == size and t["dtype"] == "F32", f"{name}: {t}")
+        end = stop
+        tensors[name] = struct.unpack(f"<{size // 4}f", data[8 + n + begin:8 + n + stop])
+    check(len(data) == 8 + n + end, "the file's size is wrong")
+    return tensors
+
+
+def case_files():
+    """Gradients, weights, batch, trace and log of a layout whose results are known."""
+    layout = "a=2 f=3 replicas=2 layers=3 mbs=2 seqs=4 seq=8"
+    code, err = train(layout, "--data", DATA, "--holdout", "0", "--steps", "3", "--dump-grads", "g.safetensors",
+                      "--dump-weights", "w.safetensors", "--dump-batch", "b.bin", "--trace", "t.json", "--log", "l.jsonl")
+    check(code == 0, err)
+    grads = read_safetensors("g.safetensors")
+    weights = read_safetensors("w.safetensors")
+    adders = {"EMBED": 2, "ATT": 2, "GAIN": 5, "EXPERTS": 1, "HEAD": 2}
+    check(len(grads) == 2 * (1 + 3 + 3 + 9 + 1) and grads.keys() == weights.keys(), f"{len(grads)} tensors")
+    for name, values in grads.items():
+        expected = adders[name.split(".")[0]] * 2 * 2
+        check(all(v == expected for v in values), f"gradient of {name}: {values}")
+        check(all(v == 1 + 3 * expected for v in weights[name]), f"weights of {name}")
+    batch = open("b.bin", "rb").read()
+    check(len(batch) == 4 * 16 * 9, f"batch of {len(batch)} bytes")
+    tokens = struct.unpack(f"<{16 * 9}i", batch)
+    data = open(DATA, "rb").read()
+    for g in range(16):
+        check(data.find(bytes(tokens[g * 9:g * 9 + 9])) % 8 == 0, "a sequence is no sample of the file")
+    events = [e for e in json.load(open("t.json"))["traceEvents"] if e["ph"] == "X"]
+    check({e["pid"] for e in events} == set(range(10)), "not all ranks are in the trace")
+    check(any(e["name"] == "SEND DISPATCH l0 m1" and e["tid"] == 2 for e in events), "no DISPATCH in the trace")
+    check(all(e["ts"] >= 0 and e["dur"] >= 0 for e in events), "negative times")
+    rows = [json.loads(line) for line in open("l.jsonl")]
+    check([r["step"] for r in rows] == [1, 2, 3], str(rows))
+    check(set(rows[0]) == {"step", "loss", "balance_loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_ms"}, str(rows))
+    total = sum(v * v for values in grads.values() for v in values)
+    check(abs(rows[2]["grad_norm"] - total ** 0.5) < 1e-4, "the gradient norm counts a parameter more or less than once")
+    code, err = train(layout, "--steps", "0", "--dump-weights", "w0.safetensors")
+    check(code == 0 and all(v == 1 for t in read_safetensors("w0.safetensors").values() for v in t), err)
+    check(not [f for f in os.listdir(".") if ".tmp" in f], "temporary files are left")
+
+
+def case_failed_files():
+    """A run that fails leaves neither the target nor a temporary file; an old target stays."""
+    with open("old.safetensors", "w") as f:
+        f.write("old")
+    code, err = train("a=2 f=2 fail=2", "--data", DATA, "--holdout", "0", "--steps", "3", "--dump-grads",
+                      "old.safetensors", "--dump-weights", "new.safetensors")
+    check(code == 1 and open("old.safetensors").read() == "old", err)
+    check(not [f for f in os.listdir(".") if "new" in f or ".tmp" in f], str(os.listdir(".")))
+    code, err = train("", "--data", DATA, "--steps", "1", "--dump-grads", "no/such/dir/g")
+    check(code == 1 and "cannot create no/such/dir/g" in err, err)
+
+
+def case_flags():
+    for args in (["--foo"], ["x"], ["--steps", "1x"], ["--steps", "-1"], ["--steps"], ["--steps", ""], ["--holdout", "nan"],
+                 ["--holdout", "1"], ["--link", "100"], ["--seed", "-1"], ["--seed", "99999999999999999999"],
+                 ["--format", "int8"], ["--plan=1"], ["--trace-step", "2"], [], ["--steps", "0", "--trace", "t"]):
+        code, err = train("", *args)
+        check(code == 2 and len(err.splitlines()) == 1 and len(errors_of(err)) == 1, f"{args}: {code}\n{err}")
+    for args in (["--help"], ["--plan"], ["--memory"]):
+        code, err = train("a=2 f=2", *args)
+        check(code == 0 and err == "", f"{args}: {code}\n{err}")
+    code, err = train("", "--data", DATA, MOE_TEST_DELAY="x")
+    check(code == 2 and "MOE_TEST_DELAY=x" in err, err)
+
+
+def case_data():
+    for content, args, pattern in (
+            (b"", [], r"0 tokens.*needs 9"), (b"12345678", [], r"8 tokens.*needs 9"), (b"1", [], r"1 tokens.*needs 9"),
+            (b"1" * 33, ["--format", "uint16"], r"33 bytes, not a multiple"),
+            (b"1" * 40, ["--format", "uint16"], r"token 0 \(byte 0\) is id 12593.*vocabulary has 256"),
+            (b"1" * 20, ["--holdout", "0.5", "--eval-every", "1"], None), (b"1" * 20, ["--eval-every", "1"], r"held-out part has 2")):
+        with open("small", "wb") as f:
+            f.write(content)
+        code, err = train("", "--data", "small", "--steps", "1", *args)
+        if pattern is None:
+            check(code == 0 and "held-out loss 1.0000" in err, err)  # one sample, four sequences
+        else:
+            check(code == 1 and len(errors_of(err)) == 1 and re.search(pattern, err), f"{args}: {code}\n{err}")
+    os.mkfifo("fifo")
+    for path, pattern in (("nowhere", "No such file"), (".", "a directory"), ("fifo", "a special file")):
+        code, err = train("", "--data", path, "--steps", "1")
+        check(code == 1 and len(errors_of(err)) == 1 and pattern in err, f"{path}: {code}\n{err}")
+
+
+def case_overlap():
+    """With paced links and long ops, sends hide behind compute; without the progress thread they do not."""
+    layout = "a=1 f=1 mbs=6 seqs=1 seq=64 layers=2 row=1024 spin=2500"
+    args = ["--data", DATA, "--holdout", "0", "--steps", "4", "--link", "16MB/s", "--log", "l.jsonl", "--compute-scale", "3"]
+
+    def step_ms(**more):
+        code, err = train(layout, *args, **more)
+        check(code == 0, err)
+        return min(json.loads(line)["step_ms"] for line in open("l.jsonl"))
+
+    for _ in range(3):  # other programs may disturb one try
+        overlapped, serial = step_ms(), step_ms(MOE_TEST_SERIAL="1")
+        print(f"overlapped {overlapped:.1f} ms, serial {serial:.1f} ms")
+        if overlapped < 0.85 * serial:
+            return
+    check(False, "no overlap")
+
+
+def case_goodput():
+    """A step that is nothing but transfers takes the time its bytes need on a paced link."""
+    layout = "a=1 f=2 mbs=4 seqs=1 seq=128 layers=2 row=4096"  # 2 x 0.25 MB out of one port, per transfer
+    code, err = train(layout, "--data", DATA, "--holdout", "0", "--steps", "2", "--link", "20MB/s", "--log", "l.jsonl",
+                      "--trace", "t.json")
+    check(code == 0, err)
+    events = [e for e in json.load(open("t.json"))["traceEvents"] if e["ph"] == "X" and e["name"].startswith("SEND DISPATCH l0")]
+    events = [e for e in events if e["pid"] == 0]
+    begin = min(e["ts"] for e in events)
+    end = max(e["ts"] + e["dur"] for e in events)
+    ideal = 4 * 128 * 4096 / 20e6 * 1e6  # all of layer 0's rows, through the sender's one port
+    print(f"{(end - begin) / 1e3:.1f} ms, ideal {ideal / 1e3:.1f} ms")
+    check(0.95 * ideal < end - begin < 1.3 * ideal, "the link is not paced to its rate")
+
+
+def main():
+    global DATA
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        DATA = os.path.join(folder, "data")
+        with open(DATA, "wb") as f:
+            f.write(random.Random(1).randbytes(4000))
+        globals()["case_" + sys.argv[2]]()
+        os.chdir("/")
+
+
+main()

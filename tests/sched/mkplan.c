@@ -1,0 +1,94 @@
+#include "tests/sched/mkplan.h"
+
+void mk_spec(const MkPlan *mk, Spec *spec)
+{
+  *spec = (Spec){.path = "test", .hash = 1};
+  ModelSpec *m = &spec->model;
+  m->name = "test";
+  m->layers = mk->layers;
+  m->hidden = 4096;
+  m->vocab = mk->vocab ? mk->vocab : 151936;
+  m->tied = mk->tied;
+  m->attention.heads = 64;
+  m->attention.kv_heads = 4;
+  m->attention.head_dim = 128;
+  m->attention.qk_norm = QK_NORM_HEAD;
+  m->moe.experts = 128;
+  m->moe.top_k = 8;
+  m->moe.hidden = 1536;
+  m->moe.groups = m->moe.top_groups = 1;
+  m->moe.router_scale = 1;
+  ClusterSpec *c = &spec->cluster;
+  c->name = "lab";
+  c->nodes = 16;
+  c->gpus = c->nics = 8;
+  c->nvlink = 160e9;
+  c->nic = 46e9;
+  c->nvlink_ns = 3300;
+  c->nic_ns = 5600;
+  c->gpu = (GpuSpec){.name = "h800",
+                     .flops = 989.4e12,
+                     .memory = 80LL * 1000 * 1000 * 1000,
+                     .hbm = 3.35e12,
+                     .launch_ns = 5000,
+                     .eff_gemm = 0.7,
+                     .eff_grouped = 0.6,
+                     .eff_attention = 0.5,
+                     .eff_memory = 0.85};
+  spec->train.dtype = DTYPE_BF16;
+}
+
+static int ranks_of(const int *list, int g)
+{
+  int n = 1;
+  for (int i = 0; i <= g; i++) {
+    n = list[i] ? list[i] : n;
+  }
+  return n;
+}
+
+void mk_plan(Arena *arena, const MkPlan *mk, const Spec *spec, Plan *plan)
+{
+  *plan = (Plan){.system = "af_pipe", .placement = mk->colocated ? "colocated" : "separate"};
+  int seqs = mk->seqs ? mk->seqs : 1, most = 0;
+  plan->replicas = mk->replicas ? mk->replicas : 1;
+  plan->p_att = mk->p_att;
+  plan->p_ffn = mk->colocated ? mk->p_att : mk->p_ffn;
+  plan->ranks_per_node = mk->ranks_per_node ? mk->ranks_per_node : 8;
+  plan->n_groups = mk->colocated ? mk->p_att : mk->p_att + mk->p_ffn;
+  plan->groups = arena_new_array(arena, PlanGroup, (size_t)plan->n_groups);
+  for (int g = 0; g < plan->n_groups; g++) {
+    PlanGroup *group = &plan->groups[g];
+    bool att = g < mk->p_att;
+    group->id = g;
+    group->role = mk->colocated ? PLAN_A | PLAN_F : att ? PLAN_A : PLAN_F;
+    group->index = att ? g : g - mk->p_att;
+    group->first_rank = plan->replica_ranks;
+    group->n_ranks = att ? ranks_of(mk->m, g) : ranks_of(mk->n, g - mk->p_att);
+    group->nics = group->n_ranks;
+    plan->replica_ranks += group->n_ranks;
+    most = att && group->n_ranks > most ? group->n_ranks : most;
+  }
+  plan->nic_ranks = arena_new_array(arena, int, (size_t)plan->replica_ranks);
+  plan->n_nics = plan->replica_ranks;
+  for (int i = 0; i < plan->n_nics; i++) {
+    plan->nic_ranks[i] = i;
+  }
+  plan->att_group = arena_new_array(arena, int, (size_t)mk->layers + 1);
+  plan->ffn_group = arena_new_array(arena, int, (size_t)mk->layers);
+  for (int layer = 0; layer <= mk->layers; layer++) {
+    plan->att_group[layer] = layer % mk->p_att;
+    if (layer < mk->layers) {
+      plan->ffn_group[layer] = mk->colocated ? layer % mk->p_att : mk->p_att + layer % mk->p_ffn;
+    }
+  }
+  plan->dedup = mk->node ? DEDUP_NODE : DEDUP_RANK;
+  plan->mb_seqs = seqs * most;
+  plan->micro_batches = mk->micro_batches;
+  plan->in_flight = mk->in_flight ? mk->in_flight : mk->micro_batches;
+  ShapeSpec *shape = arena_new_of(arena, ShapeSpec);
+  *shape = (ShapeSpec){.name = "s", .seq = mk->seq ? mk->seq : 4096, .micro_batch = seqs, .weight = 1};
+  shape->global_batch = plan->mb_seqs * mk->micro_batches * plan->replicas;
+  plan->shape = shape;
+  (void)spec;
+}

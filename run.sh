@@ -22,11 +22,12 @@ $moec plan $spec
 echo
 echo "== its schedule =="
 $moec schedule $spec | cut -c 1-150
-$moec schedule $spec --trace out/predicted.json >/dev/null
+$moec schedule $spec --trace out/predicted.json --svg out/predicted.svg >/dev/null
 $moec build $spec -o out/tiny
 echo
 echo "== training on $text: $(wc -c <"$text") bytes, the last tenth held out =="
 out/tiny/train --data "$text" --steps "$steps" --eval-every 100 --log out/log.jsonl --trace out/measured.json
 echo
 python3 tests/e2e/bigram.py "$text" out/log.jsonl
-echo "timelines, for any viewer of Chrome traces: out/predicted.json (modelled), out/measured.json (this run's last step)"
+echo "the modelled timeline as a picture: out/predicted.svg"
+echo "for any viewer of Chrome traces: out/predicted.json (modelled), out/measured.json (the last step as measured)"

@@ -1,8 +1,9 @@
-/* FLOPs, bytes and times of compute ops. Parameter and FLOP counts are the closed forms of the public model definitions:
-   projections of GQA 4 T H d (nq + nkv), attention core 2 B pairs nq (d_qk + d_v) over the causal (and windowed) pairs
-   only, routed experts 6 T K H F, head 2 T H V. Each matrix costs the same again for its input gradient and for its
-   weight gradient; the attention core costs 2.5 times as much backward, because kernels recompute the scores. Rows and
-   pairs per FFN rank are expectations under uniform routing on the fullest rank, times the declared imbalance. */
+/* FLOPs, bytes and times of compute ops. Parameter and FLOP counts are the closed forms of the public model
+   definitions: projections of GQA 4 T H d (nq + nkv), attention core 2 B pairs nq (d_qk + d_v) over the causal (and
+   windowed) pairs only, routed experts 6 T K H F, head 2 T H V. Each matrix costs the same again for its input gradient
+   and for its weight gradient; the attention core costs 2.5 times as much backward, because kernels recompute the
+   scores. Rows and pairs per FFN rank are expectations under uniform routing on the fullest rank, times the declared
+   imbalance. */
 #include "codegen/cost_terms.h"
 
 #include <math.h>
@@ -34,8 +35,7 @@ int64_t cost_row_bytes(const Spec *spec)
 bool cost_layer_window(const Spec *spec, int layer)
 {
   LayerPattern pattern = spec->model.attention.window_layers;
-  return spec->model.attention.window > 0 &&
-         (pattern == LAYERS_ALL || (layer % 2 == 0) == (pattern == LAYERS_EVEN));
+  return spec->model.attention.window > 0 && (pattern == LAYERS_ALL || (layer % 2 == 0) == (pattern == LAYERS_EVEN));
 }
 
 /* Weights of the projections alone: what the GEMMs multiply with. */

@@ -1,7 +1,8 @@
-/* Bytes and times of messages. An attention rank sends a token's row to an FFN rank with the chance that the token has an
-   expert there, to a relay of a node with the chance that it has one on the node, spread evenly over the node's ranks.
-   Between ranks of one node bytes cross the GPU's own port; between nodes they share the NICs of the rank's group.
-   Both directions of a port run at full rate at once, so a class of messages takes as long as its busiest port. */
+/* Bytes and times of messages. An attention rank sends a token's row to an FFN rank with the chance that the token has
+   an expert there, to a relay of a node with the chance that it has one on the node, spread evenly over the node's
+   ranks. Between ranks of one node bytes cross the GPU's own port; between nodes they share the NICs of the rank's
+   group. Both directions of a port run at full rate at once, so a class of messages takes as long as its busiest port.
+ */
 #include <math.h>
 
 #include "codegen/cost_terms.h"
@@ -60,9 +61,9 @@ static Share share_of(const Spec *spec, const Plan *plan, const PlanGroup *f, bo
 
 static double port_ns(const Spec *spec, const PlanGroup *g, Port p)
 {
-  double nics = g->nics > 0 ? g->nics : 1;
+  double share = g->nic_share > 0 ? g->nic_share : (double)(g->nics > 0 ? g->nics : 1) / g->n_ranks;
   double nvlink = p.nvlink / spec->cluster.nvlink;
-  double nic = p.nic > 0 ? p.nic * g->n_ranks / (spec->cluster.nic * nics) : 0;
+  double nic = p.nic > 0 ? p.nic / (spec->cluster.nic * share) : 0;
   return (nvlink > nic ? nvlink : nic) * 1e9;
 }
 
@@ -108,8 +109,8 @@ static MsgCost att_ffn(const Spec *spec, const Plan *plan, const PlanGroup *a, c
     double each = rows * row_bytes + s.pairs * factor * pair_bytes;
     int node = node_of(plan, f, j);
     int64_t first = node_begin(plan, a, node), last = node_begin(plan, a, node + 1);
-    near = seq * (double)(moe_part_begin(plan->mb_seqs, a->n_ranks, last) -
-                          moe_part_begin(plan->mb_seqs, a->n_ranks, first));
+    near = seq *
+           (double)(moe_part_begin(plan->mb_seqs, a->n_ranks, last) - moe_part_begin(plan->mb_seqs, a->n_ranks, first));
     double self = same ? seq * (double)moe_part_size(plan->mb_seqs, a->n_ranks, j) : 0;
     double ns = port_ns(spec, f, (Port){.nvlink = (near - self) * each, .nic = (all - near) * each});
     ffn_ns = ns > ffn_ns ? ns : ffn_ns;

@@ -30,12 +30,12 @@ int cost_hits_max(const Spec *, int parts); /* the fullest of `parts` ranks */
 /* Probability that a token has one of `hits` of the routable experts among its choices. */
 double cost_touch(const Spec *, int hits);
 
-/* Expected rows and pairs per token on a rank with `hits` routable experts, the imbalance factor included, at most 1 and
-   min(top_k, hits). */
+/* Expected rows and pairs per token on a rank with `hits` routable experts, the imbalance factor included, at most 1
+   and min(top_k, hits). */
 double cost_rows_per_token(const Spec *, int hits);
 double cost_pairs_per_token(const Spec *, int hits);
 
-int cost_elem_bytes(const Spec *);  /* of activations and wire */
+int cost_elem_bytes(const Spec *);    /* of activations and wire */
 int64_t cost_row_bytes(const Spec *); /* of one row on the wire */
 bool cost_layer_window(const Spec *, int layer);
 double cost_expert_params(const Spec *);

@@ -6,7 +6,7 @@
 
 #include "runtime/moe_layout.h"
 
-enum { WORK_SLOTS = 3, MESSAGE_SLOTS = 2, THREADS = 2, TILE_KEYS = 256, SOURCE_BYTES = 56 };
+enum { THREADS = 2, TILE_KEYS = 256, SOURCE_BYTES = 56 };
 
 /* Bytes per parameter. Master copy and both moments are fp32 whatever the training type, sharded over the holders. */
 static const struct {
@@ -210,13 +210,13 @@ void memory_att(const Spec *spec, const MemIn *in, MemoryTerms *m)
   add_params(spec, n, holders, m);
 
   int64_t slots = (int64_t)in->in_flight * (in->att_moe + in->att_dense) + (in->head ? 1 : 0);
-  m->activations += slots * att_saved_bytes(spec, in) + WORK_SLOTS * att_work_bytes(spec, in);
+  m->activations += slots * att_saved_bytes(spec, in) + PLAN_WORK_SLOTS * att_work_bytes(spec, in);
   m->activations += (int64_t)in->in_flight * in->att_dense * dense_saved_bytes(spec, in);
 
   double rows = message_rows(spec, in), pairs = message_pairs(spec, in, rows);
   int64_t combine = msg_bytes(spec, rows, sizeof(uint32_t), 0, 0);
   int64_t dispatch_b = msg_bytes(spec, rows, 0, pairs, sizeof(float));
-  m->buffers += MESSAGE_SLOTS * in->ffn_ranks * (in->combine_from * combine + in->dispatch_b_from * dispatch_b);
+  m->buffers += PLAN_CHAN_SLOTS * in->ffn_ranks * (in->combine_from * combine + in->dispatch_b_from * dispatch_b);
 
   m->workspace = max64(m->workspace, THREADS * att_scratch_bytes(spec, in));
   m->workspace = max64(m->workspace, in->head ? THREADS * head_scratch_bytes(spec, in) : 0);
@@ -230,12 +230,12 @@ void memory_ffn(const Spec *spec, const MemIn *in, MemoryTerms *m)
   add_params(spec, in->ffn_layers * (double)spec->model.hidden, in->replicas * in->own_ranks, m);
 
   int64_t slots = (int64_t)in->in_flight * in->ffn_layers;
-  m->activations += slots * ffn_saved_bytes(spec, in) + WORK_SLOTS * ffn_work_bytes(spec, in);
+  m->activations += slots * ffn_saved_bytes(spec, in) + (PLAN_WORK_SLOTS + in->relayed) * ffn_work_bytes(spec, in);
 
   double rows = message_rows(spec, in), pairs = message_pairs(spec, in, rows);
   int64_t dispatch = msg_bytes(spec, rows, sizeof(MoeRowHead), pairs, sizeof(MoePair));
   int64_t combine_b = msg_bytes(spec, rows, 0, 0, 0);
-  m->buffers += MESSAGE_SLOTS * in->att_ranks * (in->dispatch_from * dispatch + in->combine_b_from * combine_b);
+  m->buffers += PLAN_CHAN_SLOTS * in->att_ranks * (in->dispatch_from * dispatch + in->combine_b_from * combine_b);
   if (in->relayed) {
     double relay = relay_rows(spec, in);
     if (spec->model.moe.imbalance > 0) { /* of the relay's rows, those with an expert on the rank */
@@ -244,7 +244,7 @@ void memory_ffn(const Spec *spec, const MemIn *in, MemoryTerms *m)
     double k = min2(spec->model.moe.top_k, in->experts);
     int64_t forward = msg_bytes(spec, relay, sizeof(MoeRowHead), relay * k, sizeof(MoePair));
     int64_t forward_b = msg_bytes(spec, relay, 0, relay * k, sizeof(float));
-    m->buffers += MESSAGE_SLOTS * in->node_ranks * (forward + forward_b + 2 * msg_bytes(spec, relay, 0, 0, 0));
+    m->buffers += PLAN_CHAN_SLOTS * in->node_ranks * (forward + forward_b + 2 * msg_bytes(spec, relay, 0, 0, 0));
   }
   m->workspace = max64(m->workspace, THREADS * ffn_scratch_bytes(spec, in));
 }

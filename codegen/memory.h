@@ -1,5 +1,5 @@
-/* Memory of one rank from sizes alone, for the planner's columns and for finished plans. The layout of slots follows the
-   kernels' own (templates/moe_slots.h): the same pieces, each aligned to 64 bytes. */
+/* Memory of one rank from sizes alone, for the planner's columns and for finished plans. The layout of slots follows
+   the kernels' own (templates/moe_slots.h): the same pieces, each aligned to 64 bytes. */
 #ifndef CODEGEN_MEMORY_H
 #define CODEGEN_MEMORY_H
 
@@ -19,7 +19,7 @@ typedef struct MemIn {
   bool embed, head;
   int combine_from, dispatch_b_from; /* FFN groups it receives COMBINE and DISPATCH_B from */
 
-  int ffn_layers, experts; /* layers whose experts it has; experts of a layer on the fullest rank */
+  int ffn_layers, experts;           /* layers whose experts it has; experts of a layer on the fullest rank */
   int dispatch_from, combine_b_from; /* attention groups */
   bool relayed;
   int node_ranks; /* ranks of its FFN group on one node, where relayed */

@@ -131,7 +131,7 @@ static bool replace_file(Compile *c, const char *path, const char *text, size_t 
 
 static int verb_fmt(Compile *c)
 {
-  AstFile *ast = ast_parse(c->arena, c->diag, c->options->file, c->options->defines, c->options->n_defines);
+  AstFile *ast = ast_read(c->arena, c->diag, c->options->file);
   if (!ast) {
     return EXIT_BAD_SPEC;
   }
@@ -410,6 +410,7 @@ int main(int argc, char **argv)
     Compile c = {.options = &options, .arena = arena_new()};
     c.diag = diag_new(c.arena, stderr);
     code = verbs[i].run(&c);
+    diag_finish(c.diag);
     if (fflush(stdout) != 0) {
       fprintf(stderr, "moec: cannot write the output: %s\n", strerror(errno));
       code = EXIT_BAD_SPEC;

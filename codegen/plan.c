@@ -285,7 +285,7 @@ bool plan_solve(Arena *arena, Diag *diag, const Spec *spec, int index, Plan *pla
   plan_set_step(spec, plan, found.choice.estimate);
   plan->solver.name = found.pinned ? "pinned" : "glpk";
   plan->solver.status = !found.proved ? "nodes" : spec->plan.gap > 0 && !found.pinned ? "gap" : "optimal";
-  plan->solver.gap = found.gap;
+  plan->solver.gap = found.pinned ? 0 : found.gap;
   plan->solver.ms = found.ms;
   *infeasible = false;
   return plan_check(diag, spec, plan);

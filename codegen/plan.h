@@ -1,10 +1,14 @@
 /* Plan: which ranks hold which layers' attention and experts, for one shape of a spec, and what that costs. A plan is a
-   map from chunks (component, layer) to groups of ranks; a group may hold any set of chunks, so the colocated layout is a
-   plan whose groups have both roles. All replicas are alike; ranks and groups below are those of one replica. */
+   map from chunks (component, layer) to groups of ranks; a group may hold any set of chunks, so the colocated layout is
+   a plan whose groups have both roles. All replicas are alike; ranks and groups below are those of one replica. */
 #ifndef CODEGEN_PLAN_H
 #define CODEGEN_PLAN_H
 
 #include "lang/spec.h"
+
+/* Work slots of one side of a group, and message slots of a channel between groups, that schedules keep to unless a
+   plan cannot end with so few; then SchedGroup and MoeChan have more. The memory model counts these. */
+enum { PLAN_WORK_SLOTS = 4, PLAN_CHAN_SLOTS = 4 };
 
 enum { PLAN_A = 1, PLAN_F = 2 }; /* roles, a set; the same bits as MOE_ROLE_A and MOE_ROLE_F */
 
@@ -19,8 +23,9 @@ typedef struct PlanGroup {
   int index;      /* within its side: g of A_g or F_g */
   int first_rank; /* of the replica */
   int n_ranks;
-  int nics;       /* NICs its ranks use, together */
+  int nics; /* NICs its ranks use, together; one that a neighbour group of the side uses too counts */
   MemoryTerms memory;
+  double nic_share; /* NICs per rank, below 1 where ranks share one; 0: nics / n_ranks */
 } PlanGroup;
 
 typedef struct Plan {
@@ -28,19 +33,19 @@ typedef struct Plan {
   const char *system;    /* "af_pipe" */
   const char *placement; /* "separate", "mixed", "colocated" */
   int replicas;
-  int p_att, p_ffn;      /* groups of each side */
+  int p_att, p_ffn; /* groups of each side */
   int replica_ranks;
   int ranks_per_node;
-  PlanGroup *groups;     /* attention groups first, then FFN groups; colocated: one list with both roles */
+  PlanGroup *groups; /* attention groups first, then FFN groups; colocated: one list with both roles */
   int n_groups;
-  int *att_group;        /* [layers + 1] group of a layer's attention; entry `layers`: final norm, head and loss */
-  int *ffn_group;        /* [layers] group of a layer's FFN; a dense layer's is its attention group */
-  int *nic_ranks;        /* [n_nics] first rank of the replica that uses NIC i */
+  int *att_group; /* [layers + 1] group of a layer's attention; entry `layers`: final norm, head and loss */
+  int *ffn_group; /* [layers] group of a layer's FFN; a dense layer's is its attention group */
+  int *nic_ranks; /* [n_nics] first rank of the replica that uses NIC i */
   int n_nics;
-  Dedup dedup;           /* never DEDUP_AUTO */
-  int mb_seqs;           /* sequences of one full micro-batch: micro_batch x ranks of the largest attention group */
-  int micro_batches;     /* per replica and step; the last may be short */
-  int in_flight;         /* most micro-batches between their first forward and their last weight gradient */
+  Dedup dedup;       /* never DEDUP_AUTO */
+  int mb_seqs;       /* sequences of one full micro-batch: micro_batch x ranks of the largest attention group */
+  int micro_batches; /* per replica and step; the last may be short */
+  int in_flight;     /* most micro-batches between their first forward and their last weight gradient */
   Recompute recompute;
 
   double t_att_ns, t_ffn_ns; /* phase 1: roofline time of the two sides per layer and micro-batch, forward */
@@ -53,11 +58,13 @@ typedef struct Plan {
   } solver;
 } Plan;
 
-/* Solves the plan for spec->shapes[shape]. Pins of the spec's plan block are kept. Returns false after an error that says
-   which constraint fails, by how much, and the smallest change that helps; *infeasible tells such errors from bad input. */
+/* Solves the plan for spec->shapes[shape]. Pins of the spec's plan block are kept. Returns false after an error that
+   says which constraint fails, by how much, and the smallest change that helps; *infeasible tells such errors from bad
+   input. */
 bool plan_solve(Arena *, Diag *, const Spec *, int shape, Plan *, bool *infeasible);
 
-/* Checks a plan without the solver's help: partition of layers and experts, ranks, memory. Every plan passes through it. */
+/* Checks a plan without the solver's help: partition of layers and experts, ranks, memory. Every plan passes through
+ * it. */
 bool plan_check(Diag *, const Spec *, const Plan *);
 
 /* Fills step_ns, tokens_per_s and mfu from a step time: plan_solve's own estimate, or the schedule's. */

@@ -1,5 +1,6 @@
 /* From an allocation to a plan: groups, ranks, NICs, layer tables, memory. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "codegen/plan_int.h"
@@ -105,30 +106,60 @@ static void place_groups(Arena *arena, const Choice *choice, Plan *plan)
   }
 }
 
-/* A side's NICs go to its groups by ranks, a group's NICs to its ranks in runs. */
+/* Rank of the replica that is number `i` among the ranks of a side. */
+static int rank_of_side(const PlanGroup *groups, int i)
+{
+  int g = 0;
+  while (i >= groups[g].n_ranks) {
+    i -= groups[g++].n_ranks;
+  }
+  return groups[g].first_rank + i;
+}
+
+static int by_value(const void *a, const void *b)
+{
+  return *(const int *)a - *(const int *)b;
+}
+
+/* A side's NICs go to its ranks in runs of equal length, whatever groups those are in. */
+/* First ranks of a side's NICs. A side that has more NICs than its ranks' share owns its nodes alone, and each node's
+   NICs serve the ranks on that node; otherwise NICs are spread evenly over the ranks. */
+static void place_side_nics(const PlanGroup *g, const Side *s, int per, Plan *plan)
+{
+  int total = side_total(s);
+  int nodes = (total + per - 1) / per;
+  bool whole = s->nics > total && s->nics % nodes == 0;
+  int parts = whole ? nodes : 1;
+  for (int node = 0; node < parts; node++) {
+    int64_t first = whole ? (int64_t)node * per : 0;
+    int64_t ranks = whole && total - first > per ? per : total - first;
+    int64_t nics = s->nics / parts;
+    for (int64_t k = 0; k < nics; k++) {
+      plan->nic_ranks[plan->n_nics++] = rank_of_side(g, (int)(first + k * ranks / nics));
+    }
+  }
+}
+
 static void place_nics(Arena *arena, const Choice *choice, Plan *plan)
 {
-  for (int side = 0; side < (choice->place == PLACE_COLOCATED ? 1 : 2); side++) {
+  bool both = choice->place == PLACE_COLOCATED;
+  plan->nic_ranks = arena_new_array(arena, int, (size_t)(choice->att.nics + choice->ffn.nics) + 1);
+  for (int side = 0; side < (both ? 1 : 2); side++) {
     const Side *s = side == 0 ? &choice->att : &choice->ffn;
     PlanGroup *g = plan->groups + (side == 0 ? 0 : choice->att.p);
-    int64_t before = 0, total = side_total(s);
-    for (int i = 0; i < s->p; i++) {
-      int64_t after = before + g[i].n_ranks;
-      g[i].nics = (int)(after * s->nics / total - before * s->nics / total);
-      plan->n_nics += g[i].nics;
-      before = after;
-    }
-  }
-  plan->nic_ranks = arena_new_array(arena, int, (size_t)plan->n_nics + 1);
-  int n = 0;
-  for (int rank = 0; rank < plan->replica_ranks; rank++) { /* in rank order, also where groups are interleaved */
-    for (int i = 0; i < plan->n_groups; i++) {
-      const PlanGroup *g = &plan->groups[i];
-      for (int k = 0; rank == g->first_rank && k < g->nics; k++) {
-        plan->nic_ranks[n++] = g->first_rank + (int)((int64_t)k * g->n_ranks / g->nics);
+    place_side_nics(g, s, plan->ranks_per_node, plan);
+    for (int i = 0; i < s->p && s->nics > 0; i++) {
+      bool own_first = false; /* else its first rank shares a NIC that began with an earlier rank */
+      for (int k = 0; k < plan->n_nics; k++) {
+        int rank = plan->nic_ranks[k] - g[i].first_rank;
+        g[i].nics += rank >= 0 && rank < g[i].n_ranks;
+        own_first = own_first || rank == 0;
       }
+      g[i].nics += !own_first;
+      g[i].nic_share = (double)s->nics / (double)side_total(s);
     }
   }
+  qsort(plan->nic_ranks, (size_t)plan->n_nics, sizeof(int), by_value);
 }
 
 bool plan_aligned(const Plan *plan)

@@ -115,18 +115,22 @@ static void check_batch(Check *c)
 static void check_nics(Check *c)
 {
   const Plan *plan = c->plan;
-  int sum = 0, last = -1;
-  for (int i = 0; i < plan->n_groups; i++) {
-    sum += plan->groups[i].nics;
-  }
-  if (sum != plan->n_nics) {
-    FAIL(c, "groups use %d NICs, the map has %d", sum, plan->n_nics);
-  }
+  int last = 0;
   for (int i = 0; i < plan->n_nics; i++) {
     if (plan->nic_ranks[i] < last || plan->nic_ranks[i] >= plan->replica_ranks) {
       FAIL(c, "NIC %d is used from rank %d on, after %d of %d", i, plan->nic_ranks[i], last, plan->replica_ranks);
     }
     last = plan->nic_ranks[i];
+  }
+  for (int i = 0; i < plan->n_groups; i++) {
+    const PlanGroup *g = &plan->groups[i];
+    int begin = 0; /* NICs that begin with one of its ranks; one more may have begun before */
+    for (int k = 0; k < plan->n_nics; k++) {
+      begin += plan->nic_ranks[k] >= g->first_rank && plan->nic_ranks[k] < g->first_rank + g->n_ranks;
+    }
+    if (g->nics < begin || g->nics > begin + 1 || (plan->n_nics > 0 && g->nics == 0)) {
+      FAIL(c, "group %c%d uses %d NICs, the map gives it %d", letter(g), g->index, g->nics, begin);
+    }
   }
 }
 

@@ -16,7 +16,7 @@ typedef struct Side {
 typedef struct Choice {
   int replicas;
   Placement place;
-  Side att, ffn; /* colocated: ffn is att */
+  Side att, ffn;   /* colocated: ffn is att */
   double z;        /* ns the busiest side needs for a step, or the longest dependent chain if that is more */
   double estimate; /* z plus the time to fill and drain the pipeline */
 } Choice;
@@ -39,8 +39,8 @@ int plan_moe_layers(const Spec *);
 /* Groups of a side as the spec pins them, by number or by a list of their sizes; 0: free. */
 int plan_pinned_stages(const Spec *, bool att);
 
-/* Layer tables of a plan: attention of layer l on group l mod p_att, also for l = layers; its FFN on group (ordinal among
-   the MoE layers) mod p_ffn, in a colocated plan on the group of its attention. Numbers are within a side. */
+/* Layer tables of a plan: attention of layer l on group l mod p_att, also for l = layers; its FFN on group (ordinal
+   among the MoE layers) mod p_ffn, in a colocated plan on the group of its attention. Numbers are within a side. */
 int layer_att(int layer, int p_att);
 int layer_ffn(const Spec *, int layer, int p_ffn, bool colocated);
 
@@ -55,15 +55,16 @@ MemIn plan_mem_in(const Spec *, const Plan *, const PlanGroup *, int in_flight);
 
 /* ---- search: which allocations are tried, and what they cost ---- */
 
-/* One candidate of a side (or, when no side can be chosen alone, of both): ranks per group and NICs. Its cost may depend
-   on the other side's ranks; a column is valid while those are in [lo, hi], and stands for one value of the cost. */
+/* One candidate of a side (or, when no side can be chosen alone, of both): ranks per group and NICs. Its cost may
+   depend on the other side's ranks; a column is valid while those are in [lo, hi], and stands for one value of the
+   cost. */
 typedef struct Column {
   bool att, ffn;
   int att_n, ffn_n;       /* per group */
   int att_nics, ffn_nics; /* of the side */
   int ranks;              /* all groups */
-  double z_att, z_ffn;    /* ns per step; of an attention column z_ffn is what its micro-batches add to the other side */
-  int lo, hi;             /* of the other side's ranks per group */
+  double z_att, z_ffn; /* ns per step; of an attention column z_ffn is what its micro-batches add to the other side */
+  int lo, hi;          /* of the other side's ranks per group */
 } Column;
 
 typedef struct Milp {
@@ -88,9 +89,9 @@ typedef struct MilpResult {
 bool milp_solve(const Milp *, MilpResult *);
 
 typedef struct Shortage {
-  bool any;          /* some allocation was short of memory only */
-  int64_t need;      /* bytes on the fullest rank of the allocation that needs least */
-  int role;          /* of that rank */
+  bool any;     /* some allocation was short of memory only */
+  int64_t need; /* bytes on the fullest rank of the allocation that needs least */
+  int role;     /* of that rank */
   int replicas, p_att, p_ffn, att_n, ffn_n;
 } Shortage;
 

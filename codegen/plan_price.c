@@ -26,13 +26,12 @@ static bool colocated(const Price *p)
   return p->tuple->place == PLACE_COLOCATED;
 }
 
-static int distinct_peers(const Price *p, bool att, int group, int next)
+static int distinct_peers(const Spec *spec, const Tuple *t, bool att, int group, int next)
 {
   char seen[4096] = {0};
   int n = 0;
-  const Spec *spec = p->spec;
   for (int l = spec->model.dense.layers; l < spec->model.layers; l++) {
-    int a = layer_att(l + next, p->tuple->p_att), f = layer_ffn(spec, l, p->tuple->p_ffn, colocated(p));
+    int a = layer_att(l + next, t->p_att), f = layer_ffn(spec, l, t->p_ffn, t->place == PLACE_COLOCATED);
     int peer = att ? f : a;
     if ((att ? a : f) == group && peer < (int)sizeof seen && !seen[peer]) {
       seen[peer] = 1;
@@ -42,38 +41,38 @@ static int distinct_peers(const Price *p, bool att, int group, int next)
   return n;
 }
 
-static void describe(const Price *p, int roles, int group, Kind *k)
+static void describe(const Spec *spec, const Tuple *t, int roles, int group, Kind *k)
 {
-  const Spec *spec = p->spec;
   memset(k, 0, sizeof *k);
   for (int l = 0; (roles & PLAN_A) && l < spec->model.layers; l++) {
-    bool dense = spec_layer_is_dense(spec, l), mine = layer_att(l, p->tuple->p_att) == group;
+    bool dense = spec_layer_is_dense(spec, l), mine = layer_att(l, t->p_att) == group;
     k->layers[dense * 2 + cost_layer_window(spec, l)] += mine;
     k->dispatches += mine && !dense;
-    k->combines += !dense && layer_att(l + 1, p->tuple->p_att) == group;
+    k->combines += !dense && layer_att(l + 1, t->p_att) == group;
   }
   if (roles & PLAN_A) {
     k->embed = group == 0;
-    k->head = layer_att(spec->model.layers, p->tuple->p_att) == group;
-    k->combine_from = distinct_peers(p, true, group, 1);
-    k->dispatch_b_from = distinct_peers(p, true, group, 0);
+    k->head = layer_att(spec->model.layers, t->p_att) == group;
+    k->combine_from = distinct_peers(spec, t, true, group, 1);
+    k->dispatch_b_from = distinct_peers(spec, t, true, group, 0);
   }
   for (int l = spec->model.dense.layers; (roles & PLAN_F) && l < spec->model.layers; l++) {
-    k->ffn_layers += layer_ffn(spec, l, p->tuple->p_ffn, colocated(p)) == group;
+    k->ffn_layers += layer_ffn(spec, l, t->p_ffn, t->place == PLACE_COLOCATED) == group;
   }
   if (roles & PLAN_F) {
-    k->dispatch_from = distinct_peers(p, false, group, 0);
-    k->combine_b_from = distinct_peers(p, false, group, 1);
+    k->dispatch_from = distinct_peers(spec, t, false, group, 0);
+    k->combine_b_from = distinct_peers(spec, t, false, group, 1);
   }
 }
 
-static int describe_all(const Price *p, int roles, int groups, Kind *list)
+static const Kind *describe_all(Arena *arena, const Spec *spec, const Tuple *t, int roles, int groups, int *n_p)
 {
+  Kind list[MAX_KINDS], *kept;
   int n = 0;
   for (int g = 0; g < groups; g++) {
     Kind k;
     bool known = false;
-    describe(p, roles, g, &k);
+    describe(spec, t, roles, g, &k);
     for (int i = 0; i < n && !known; i++) {
       known = memcmp(&list[i], &k, sizeof k) == 0;
     }
@@ -81,7 +80,10 @@ static int describe_all(const Price *p, int roles, int groups, Kind *list)
       list[n++] = k;
     }
   }
-  return n;
+  kept = arena_new_array(arena, Kind, (size_t)n);
+  memcpy(kept, list, (size_t)n * sizeof *kept);
+  *n_p = n;
+  return kept;
 }
 
 /* ---- work ---- */
@@ -116,7 +118,7 @@ static double head_ns(const Price *p, int seqs)
 }
 
 /* Experts of one layer on the fullest of n ranks, all tokens of the step, without launches or reads of weights. */
-static double ffn_layer_ns(const Price *p, int n)
+static double find_ffn_layer_ns(const Price *p, int n)
 {
   double t = (double)(p->tuple->batch * p->shape->seq), ns = 0;
   int hits = cost_hits_max(p->spec, n);
@@ -129,6 +131,17 @@ static double ffn_layer_ns(const Price *p, int n)
   return ns;
 }
 
+static double ffn_layer_ns(const Price *p, int n)
+{
+  if (n >= MEMO) {
+    return find_ffn_layer_ns(p, n);
+  }
+  if (p->memo->ffn_layer[n] == 0) {
+    p->memo->ffn_layer[n] = find_ffn_layer_ns(p, n);
+  }
+  return p->memo->ffn_layer[n];
+}
+
 /* ---- messages ---- */
 
 static bool relayed(const Price *p, int ffn_n)
@@ -138,7 +151,7 @@ static bool relayed(const Price *p, int ffn_n)
 }
 
 /* Rows that leave an attention rank per token. */
-static double rows_out(const Price *p, int ffn_n)
+static double find_rows_out(const Price *p, int ffn_n)
 {
   const Spec *spec = p->spec;
   if (spec->plan.dedup == DEDUP_FLAT) {
@@ -152,6 +165,17 @@ static double rows_out(const Price *p, int ffn_n)
                                        moe_part_begin(spec->model.moe.experts, ffn_n, end)));
   }
   return rows;
+}
+
+static double rows_out(const Price *p, int ffn_n)
+{
+  if (ffn_n >= MEMO) {
+    return find_rows_out(p, ffn_n);
+  }
+  if (p->memo->rows_out[ffn_n] == 0) {
+    p->memo->rows_out[ffn_n] = find_rows_out(p, ffn_n);
+  }
+  return p->memo->rows_out[ffn_n];
 }
 
 /* Rows that reach the busiest FFN rank per token, as a relay or as the experts' rank. */
@@ -267,22 +291,45 @@ static MemIn mem_in(const Price *p, const Kind *k, int att_n, int ffn_n, bool at
 int64_t price_memory(const Price *p, int roles, int att_n, int ffn_n)
 {
   int64_t most = 0;
-  int n = roles & PLAN_A ? p->n_att : p->n_ffn;
+  int n = roles & PLAN_A ? p->kinds.n_att : p->kinds.n_ffn;
   for (int i = 0; i < n; i++) {
-    MemIn in = mem_in(p, roles & PLAN_A ? &p->att[i] : &p->ffn[i], att_n, ffn_n, roles & PLAN_A);
+    MemIn in = mem_in(p, roles & PLAN_A ? &p->kinds.att[i] : &p->kinds.ffn[i], att_n, ffn_n, roles & PLAN_A);
     int64_t need = memory_need(p->spec, &in, roles);
     most = need > most ? need : most;
   }
   return most;
 }
 
+/* One message of a micro-batch to or from an FFN group, when a token goes to `rows` places of it: the smallest
+   micro-batch's rows through one rank's port, and the latency. */
+static double hop_ns(const Price *p, double rows)
+{
+  const ClusterSpec *c = &p->spec->cluster;
+  int least = p->shape->micro_batch < p->tuple->batch ? p->shape->micro_batch : p->tuple->batch;
+  double rate = p->tuple->single ? c->nvlink : c->nic * p->nodes.nics / p->nodes.ranks;
+  double bytes = rows * (double)(least * p->shape->seq * cost_row_bytes(p->spec));
+  return bytes / rate * 1e9 + (p->tuple->single ? c->nvlink_ns : c->nic_ns);
+}
+
+/* What chain and fill gain when tokens go to several places. */
+static double more_hop_ns(const Price *p, int ffn_n)
+{
+  return 4 * (hop_ns(p, rows_out(p, ffn_n)) - hop_ns(p, 1));
+}
+
+static double more_fill_ns(const Price *p, int ffn_n)
+{
+  int steps = p->tuple->p_att > p->tuple->p_ffn ? p->tuple->p_att : p->tuple->p_ffn;
+  return steps * more_hop_ns(p, ffn_n);
+}
+
 /* Time that the chain takes when only so many micro-batches can be on their way. */
 static double memory_ns(const Price *p, int roles, int att_n, int ffn_n)
 {
   int batches = price_micro_batches(p, att_n), cap = batches, pinned = p->spec->plan.in_flight;
-  int n = roles & PLAN_A ? p->n_att : p->n_ffn;
+  int n = roles & PLAN_A ? p->kinds.n_att : p->kinds.n_ffn;
   for (int i = 0; i < n; i++) {
-    MemIn in = mem_in(p, roles & PLAN_A ? &p->att[i] : &p->ffn[i], att_n, ffn_n, roles & PLAN_A);
+    MemIn in = mem_in(p, roles & PLAN_A ? &p->kinds.att[i] : &p->kinds.ffn[i], att_n, ffn_n, roles & PLAN_A);
     int fits = memory_cap(p->spec, &in, roles);
     if (fits < in.in_flight) {
       return INFINITY;
@@ -290,7 +337,7 @@ static double memory_ns(const Price *p, int roles, int att_n, int ffn_n)
     cap = fits < cap ? fits : cap;
   }
   cap = pinned > 0 && pinned < cap ? pinned : cap;
-  return p->chain * batches / cap;
+  return (p->chain + plan_moe_layers(p->spec) * more_hop_ns(p, ffn_n)) * batches / cap;
 }
 
 /* ---- prices ---- */
@@ -306,13 +353,25 @@ int price_micro_batches(const Price *p, int att_n)
   return (int)moe_part_max(p->tuple->batch, price_mb_seqs(p, att_n));
 }
 
-static double att_compute_ns(const Price *p, const Kind *k, int seqs)
+/* All layers of a kind of group, and the head where it is. */
+static double find_att_compute_ns(const Price *p, const Kind *k, int seqs)
 {
   double ns = k->head ? head_ns(p, seqs) : 0;
   for (int i = 0; i < 4; i++) {
     ns += k->layers[i] ? k->layers[i] * layer_ns(p, i, seqs, true) : 0;
   }
   return ns;
+}
+
+static double att_compute_ns(const Price *p, int kind, int seqs)
+{
+  if (p->memo->seqs != seqs) {
+    p->memo->seqs = seqs;
+    for (int i = 0; i < p->kinds.n_att; i++) {
+      p->memo->attention[i] = find_att_compute_ns(p, &p->kinds.att[i], seqs);
+    }
+  }
+  return p->memo->attention[kind];
 }
 
 double price_att(const Price *p, int att_n, int att_nics, int ffn_n)
@@ -323,9 +382,9 @@ double price_att(const Price *p, int att_n, int att_nics, int ffn_n)
   double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0;
   Bytes b = message_bytes(p, rows_out(p, ffn_n), p->spec->model.moe.top_k);
   bool crosses = mixed_crosses(p, att_n, ffn_n);
-  for (int i = 0; i < p->n_att; i++) {
-    const Kind *k = &p->att[i];
-    double busy = batches * att_compute_ns(p, k, seqs);
+  for (int i = 0; i < p->kinds.n_att; i++) {
+    const Kind *k = &p->kinds.att[i];
+    double busy = batches * att_compute_ns(p, i, seqs);
     double out =
         port_ns(p, tokens * k->dispatches * b.dispatch, tokens * k->combines * b.combine_b, ranks, att_nics, crosses);
     double in =
@@ -333,7 +392,7 @@ double price_att(const Price *p, int att_n, int att_nics, int ffn_n)
     double tail = tail_ns(p, att_elems(p, k), least * p->tuple->replicas, ranks, att_nics, many_nodes(p));
     z = max2(z, max2(busy, max2(out, in)) + tail);
   }
-  return max2(z, memory_ns(p, PLAN_A, att_n, ffn_n));
+  return max2(z, memory_ns(p, PLAN_A, att_n, ffn_n)) + more_fill_ns(p, ffn_n);
 }
 
 /* Port time of an FFN rank over the step, per layer. */
@@ -363,20 +422,20 @@ double price_ffn(const Price *p, int att_n, int ffn_n, int ffn_nics)
   int experts = (int)moe_part_max(p->spec->model.moe.experts, least);
   double compute = ffn_layer_ns(p, least), port = ffn_port_ns(p, least, att_n, ffn_n, ffn_nics), z = 0;
   dense = p->spec->model.dense.layers;
-  for (int i = 0; i < p->n_ffn; i++) {
-    double layers = p->ffn[i].ffn_layers;
+  for (int i = 0; i < p->kinds.n_ffn; i++) {
+    double layers = p->kinds.ffn[i].ffn_layers;
     double elems = layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, dense, experts);
     double tail = tail_ns(p, elems, p->tuple->replicas, ranks, ffn_nics, many_nodes(p));
     z = max2(z, layers * max2(compute, port) + tail);
   }
-  return max2(z, memory_ns(p, PLAN_F, att_n, ffn_n) - price_ffn_launches(p, att_n));
+  return max2(z, memory_ns(p, PLAN_F, att_n, ffn_n) - price_ffn_launches(p, att_n)) + more_fill_ns(p, ffn_n);
 }
 
 double price_ffn_launches(const Price *p, int att_n)
 {
   int most = 0;
-  for (int i = 0; i < p->n_ffn; i++) {
-    most = p->ffn[i].ffn_layers > most ? p->ffn[i].ffn_layers : most;
+  for (int i = 0; i < p->kinds.n_ffn; i++) {
+    most = p->kinds.ffn[i].ffn_layers > most ? p->kinds.ffn[i].ffn_layers : most;
   }
   return (double)price_micro_batches(p, att_n) * most * 3 * p->spec->cluster.gpu.launch_ns;
 }
@@ -389,9 +448,9 @@ double price_both(const Price *p, int n, int nics)
   int experts = (int)moe_part_max(p->spec->model.moe.experts, n), dense = p->spec->model.dense.layers;
   Bytes b = message_bytes(p, rows_out(p, n), p->spec->model.moe.top_k);
   double port = ffn_port_ns(p, n, n, n, nics);
-  for (int i = 0; i < p->n_att; i++) {
-    const Kind *k = &p->att[i];
-    double busy = batches * att_compute_ns(p, k, seqs) + k->ffn_layers * ffn;
+  for (int i = 0; i < p->kinds.n_att; i++) {
+    const Kind *k = &p->kinds.att[i];
+    double busy = batches * att_compute_ns(p, i, seqs) + k->ffn_layers * ffn;
     busy += (double)batches * k->ffn_layers * 3 * p->spec->cluster.gpu.launch_ns;
     double move =
         port_ns(p, tokens * k->dispatches * b.dispatch, tokens * k->combines * b.combine_b, ranks, nics, true);
@@ -401,7 +460,7 @@ double price_both(const Price *p, int n, int nics)
                   tail_ns(p, elems, p->tuple->replicas, ranks, nics, many_nodes(p));
     z = max2(z, max2(busy, move) + tail);
   }
-  return max2(z, memory_ns(p, PLAN_A | PLAN_F, n, n));
+  return max2(z, memory_ns(p, PLAN_A | PLAN_F, n, n)) + more_fill_ns(p, n);
 }
 
 /* ---- bounds ---- */
@@ -409,8 +468,8 @@ double price_both(const Price *p, int n, int nics)
 double price_att_alone(const Price *p)
 {
   double most = 0;
-  for (int i = 0; i < p->n_att; i++) {
-    const Kind *k = &p->att[i];
+  for (int i = 0; i < p->kinds.n_att; i++) {
+    const Kind *k = &p->kinds.att[i];
     double ns = k->head ? work_flop_ns(p->spec, work_att(p->spec, MOE_OP_HEAD, 0, p->shape->seq, 1)) : 0;
     for (int j = 0; j < 4; j++) {
       int l = k->layers[j] ? sample_layer(p->spec, j) : -1;
@@ -432,19 +491,19 @@ double price_ffn_alone(const Price *p)
   for (int i = 0; i < 3; i++) { /* the pairs of all ranks; the fullest has at least the mean */
     one += work_flop_ns(p->spec, work_ffn(p->spec, ops[i], 0, t * p->spec->model.moe.top_k, t, 0));
   }
-  for (int i = 0; i < p->n_ffn; i++) {
-    most = p->ffn[i].ffn_layers > most ? p->ffn[i].ffn_layers : most;
+  for (int i = 0; i < p->kinds.n_ffn; i++) {
+    most = p->kinds.ffn[i].ffn_layers > most ? p->kinds.ffn[i].ffn_layers : most;
   }
   return one * most;
 }
 
 /* ---- set-up ---- */
 
-/* Chain and fill take the other side as balanced: its layer then lasts p_ffn / p_att of an attention layer. */
+/* Chain and fill take the other side as balanced (its layer then lasts p_ffn / p_att of an attention layer) and tokens
+   as going to one place; prices add what is more. */
 static void init_chain(Price *p)
 {
   const Spec *spec = p->spec;
-  const ClusterSpec *c = &spec->cluster;
   int least = p->shape->micro_batch < p->tuple->batch ? p->shape->micro_batch : p->tuple->batch;
   double ahead = 0, all = 0, layers = spec->model.layers, ratio = (double)p->tuple->p_ffn / p->tuple->p_att;
   for (int kind = 0; kind < 4; kind++) {
@@ -458,28 +517,27 @@ static void init_chain(Price *p)
   if (colocated(p)) { /* the same ranks do both */
     ratio = plan_moe_layers(spec) * ffn_layer_ns(p, 1) / p->tuple->batch * least / all;
   }
-  double rate = p->tuple->single ? c->nvlink : c->nic * p->nodes.nics / p->nodes.ranks;
-  double hop = (double)(least * p->shape->seq * cost_row_bytes(spec)) / rate * 1e9;
-  hop += p->tuple->single ? c->nvlink_ns : c->nic_ns;
+  double hop = hop_ns(p, 1);
   double t_att = all / layers, t_ffn = t_att * ratio;
   double steps = p->tuple->p_att > p->tuple->p_ffn ? p->tuple->p_att : p->tuple->p_ffn;
   p->chain = ahead * (1 + ratio) + head_ns(p, least) + 4 * plan_moe_layers(spec) * hop;
   p->fill = steps * (t_att + t_ffn + 4 * hop) - (colocated(p) ? t_att + t_ffn : max2(t_att, t_ffn));
 }
 
-void price_init(Price *p, const Spec *spec, const ShapeSpec *shape, const Tuple *tuple)
+void price_kinds(Arena *arena, const Spec *spec, const Tuple *t, Kinds *k)
 {
-  p->spec = spec;
-  p->shape = shape;
-  p->nodes = plan_nodes(spec);
-  p->tuple = tuple;
-  if (colocated(p)) {
-    p->n_att = describe_all(p, PLAN_A | PLAN_F, tuple->p_att, p->att);
-    p->n_ffn = p->n_att;
-    memcpy(p->ffn, p->att, sizeof p->att);
+  if (t->place == PLACE_COLOCATED) {
+    k->att = k->ffn = describe_all(arena, spec, t, PLAN_A | PLAN_F, t->p_att, &k->n_att);
+    k->n_ffn = k->n_att;
   } else {
-    p->n_att = describe_all(p, PLAN_A, tuple->p_att, p->att);
-    p->n_ffn = describe_all(p, PLAN_F, tuple->p_ffn, p->ffn);
+    k->att = describe_all(arena, spec, t, PLAN_A, t->p_att, &k->n_att);
+    k->ffn = describe_all(arena, spec, t, PLAN_F, t->p_ffn, &k->n_ffn);
   }
+}
+
+void price_init(Price *p, const Spec *spec, const ShapeSpec *shape, const Tuple *tuple, const Kinds *kinds, Memo *memo)
+{
+  *p = (Price){.spec = spec, .shape = shape, .nodes = plan_nodes(spec), .tuple = tuple, .kinds = *kinds, .memo = memo};
+  memset(memo, 0, sizeof *memo);
   init_chain(p);
 }

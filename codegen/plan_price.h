@@ -1,6 +1,6 @@
 /* What an allocation costs, from its numbers alone. Times are sums over one step of one replica on its busiest rank:
-   z = max(compute, bytes / port) + the tail (gradient exchange and optimizer), and never less than what the micro-batches
-   that fit in memory let through. */
+   z = max(compute, bytes / port) + the tail (gradient exchange and optimizer), and never less than what the
+   micro-batches that fit in memory let through. */
 #ifndef CODEGEN_PLAN_PRICE_H
 #define CODEGEN_PLAN_PRICE_H
 
@@ -20,27 +20,42 @@ typedef struct Tuple {
   int index;
   int replicas, p_att, p_ffn;
   Placement place;
-  int ranks;   /* budget of a replica */
-  bool exact;  /* replicas share a node without straddling one only if the whole budget is used */
-  bool single; /* a replica stays on one node */
-  int batch;   /* sequences per step of the largest replica's share */
+  int ranks;    /* budget of a replica */
+  bool exact;   /* replicas share a node without straddling one only if the whole budget is used */
+  bool single;  /* a replica stays on one node */
+  int batch;    /* sequences per step of the largest replica's share */
   double bound; /* of the estimate, from below */
 } Tuple;
 
-enum { MAX_KINDS = 256 };
+enum { MAX_KINDS = 256, MEMO = 1024 };
+
+/* The groups of a tuple by kind; the same for all tuples with these numbers of groups. */
+typedef struct Kinds {
+  const Kind *att, *ffn; /* colocated: att[i] and ffn[i] are the same group */
+  int n_att, n_ffn;
+} Kinds;
+
+/* Prices that come up again and again, by ranks per FFN group or by sequences; 0: not known yet. */
+typedef struct Memo {
+  double rows_out[MEMO], ffn_layer[MEMO];
+  double attention[MAX_KINDS]; /* of one micro-batch with `seqs` sequences on a rank */
+  int seqs;
+} Memo;
 
 typedef struct Price {
   const Spec *spec;
   const ShapeSpec *shape;
   Nodes nodes;
   const Tuple *tuple;
-  Kind att[MAX_KINDS], ffn[MAX_KINDS]; /* colocated: att[i] and ffn[i] are the same group */
-  int n_att, n_ffn;
-  double chain; /* longest dependent chain of one micro-batch, both sides taken as balanced */
-  double fill;  /* until the last group has work, and while the first has none left */
+  Kinds kinds;
+  Memo *memo;
+  double chain; /* longest dependent chain of one micro-batch, at least */
+  double fill;  /* until the last group has work, and while the first has none left; at least */
 } Price;
 
-void price_init(Price *, const Spec *, const ShapeSpec *, const Tuple *);
+/* kinds: filled by price_kinds for the tuple's numbers of groups. memo: this price's own, cleared here. */
+void price_kinds(Arena *, const Spec *, const Tuple *, Kinds *);
+void price_init(Price *, const Spec *, const ShapeSpec *, const Tuple *, const Kinds *, Memo *);
 
 int price_mb_seqs(const Price *, int att_n);
 int price_micro_batches(const Price *, int att_n);

@@ -162,11 +162,16 @@ static json_t *sizes(const Plan *plan, int role)
   return list;
 }
 
+/* NICs by the side of the first rank that uses them: one shared by two groups counts once. */
 static json_int_t nics(const Plan *plan, int role)
 {
   json_int_t n = 0;
-  for (int i = 0; i < plan->n_groups; i++) {
-    n += plan->groups[i].role & role ? plan->groups[i].nics : 0;
+  for (int k = 0; k < plan->n_nics; k++) {
+    for (int i = 0; i < plan->n_groups; i++) {
+      const PlanGroup *g = &plan->groups[i];
+      int rank = plan->nic_ranks[k] - g->first_rank;
+      n += (g->role & role) && rank >= 0 && rank < g->n_ranks;
+    }
   }
   return n;
 }

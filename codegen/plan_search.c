@@ -25,6 +25,8 @@ typedef struct Search {
   Nodes nodes;
   Tuple *tuples;
   int n_tuples, room;
+  Kinds *kinds; /* by groups of both sides and colocated or not */
+  Memo memo;
 } Search;
 
 static void push(Arena *arena, IntList *list, int value, int room)
@@ -116,6 +118,24 @@ static void add_budget(Search *s, const IntList *p_att, const IntList *p_ffn, Tu
   }
 }
 
+/* A pinned number of replicas on several nodes. Where the GPUs are pinned as well, replicas may lie as they fall. */
+static void list_pinned(Search *s, const IntList *p_att, const IntList *p_ffn)
+{
+  const PlanSpec *pin = &s->spec->plan;
+  int r = pin->replicas, per = s->nodes.ranks, nodes = s->nodes.count;
+  bool fixed = pin->n_attention_gpus > 0 && pin->n_ffn_gpus > 0;
+  int most = fixed ? s->nodes.total / r : nodes / r * per;
+  if (most > per) {
+    add_stages(s, p_att, p_ffn, (Tuple){.replicas = r, .ranks = most});
+  }
+  for (int q = 1; q <= per; q++) {
+    if (fixed ? q == 1 : per % q == 0 && r <= nodes * q) {
+      int ranks = fixed && most < per ? most : per / q;
+      add_stages(s, p_att, p_ffn, (Tuple){.replicas = r, .ranks = ranks, .exact = r > 1 && !fixed, .single = true});
+    }
+  }
+}
+
 /* Replicas and the ranks each may use. On several nodes a replica has whole nodes or an equal part of one. */
 static void list_tuples(Search *s)
 {
@@ -123,21 +143,13 @@ static void list_tuples(Search *s)
   int dense = s->spec->model.dense.layers;
   IntList p_att = stage_numbers(s, s->spec->model.layers, plan_pinned_stages(s->spec, true));
   IntList p_ffn = stage_numbers(s, s->spec->model.layers - dense, plan_pinned_stages(s->spec, false));
-  int most = s->shape->global_batch, nodes = s->nodes.count, last = 0;
-  if (pin->replicas > 0) {
-    Tuple t = {.replicas = pin->replicas};
-    int per_node = (int)moe_part_max(pin->replicas, nodes);
-    t.ranks = pin->replicas <= nodes ? nodes / pin->replicas * s->nodes.ranks : s->nodes.ranks / per_node;
-    t.single = t.ranks <= s->nodes.ranks;
-    t.exact = t.single && nodes > 1 && pin->replicas > 1 && pin->n_attention_gpus == 0 && pin->n_ffn_gpus == 0;
-    while (t.exact && s->nodes.ranks % t.ranks) {
-      t.ranks--;
-    }
-    add_stages(s, &p_att, &p_ffn, t);
+  int most = pin->replicas ? pin->replicas : s->shape->global_batch, nodes = s->nodes.count, last = 0;
+  if (pin->replicas > 0 && nodes > 1) {
+    list_pinned(s, &p_att, &p_ffn);
     return;
   }
   if (nodes == 1) {
-    for (int r = 1; r <= s->nodes.ranks && r <= most; r++) {
+    for (int r = pin->replicas ? pin->replicas : 1; r <= s->nodes.ranks && r <= most; r++) {
       add_stages(s, &p_att, &p_ffn, (Tuple){.replicas = r, .ranks = s->nodes.ranks / r, .single = true});
     }
     return;
@@ -223,7 +235,7 @@ static IntList counts(const Search *s, const Tuple *t, bool att)
   }
   int left = both ? t->ranks : t->ranks - other;
   for (int n = 1; n * p <= left && n <= most; n++) {
-    bool even = att || t->single || n % per == 0 || per % n == 0;
+    bool even = att || t->single || t->place != PLACE_SEPARATE || n % per == 0 || per % n == 0;
     bool ends = !att && t->replicas == 1; /* the last node of the only replica may be used in part */
     if (even && (t->single || ends || t->place != PLACE_SEPARATE || n * p % per == 0)) {
       push(s->arena, &list, n, left);
@@ -342,6 +354,22 @@ static void add_columns(Search *s, const Price *p, double limit, Columns *out)
 
 /* ---- search ---- */
 
+enum { CACHED_LAYERS = 512 };
+
+static void init_price(Search *s, Price *p, const Tuple *t)
+{
+  size_t n = (size_t)s->spec->model.layers + 1;
+  bool cached = n <= CACHED_LAYERS;
+  size_t at = cached ? ((size_t)t->p_att * n + (size_t)t->p_ffn) * 2 + (t->place == PLACE_COLOCATED) : 0;
+  if (s->kinds == NULL) {
+    s->kinds = arena_new_array(s->arena, Kinds, cached ? n * n * 2 : 1);
+  }
+  if (s->kinds[at].n_att == 0 || !cached) {
+    price_kinds(s->arena, s->spec, t, &s->kinds[at]);
+  }
+  price_init(p, s->spec, s->shape, t, &s->kinds[at], &s->memo);
+}
+
 static int by_bound(const void *a, const void *b)
 {
   const Tuple *x = a, *y = b;
@@ -354,7 +382,7 @@ static int by_bound(const void *a, const void *b)
 /* Ranks divide so that both sides take equally long: no allocation of the tuple is faster than that. */
 static double bound_of(Search *s, Price *p, Tuple *t)
 {
-  price_init(p, s->spec, s->shape, t);
+  init_price(s, p, t);
   double att = price_att_alone(p), ffn = price_ffn_alone(p);
   double z = (t->place == PLACE_COLOCATED ? t->p_att : 1) * (att + ffn) / t->ranks;
   if (t->place != PLACE_COLOCATED) {
@@ -394,7 +422,7 @@ static void measure_shortage(Search *s, Price *p, Shortage *out)
   int64_t left = 2000000;
   for (int i = 0; i < s->n_tuples && left > 0; i++) {
     Tuple *t = &s->tuples[i];
-    price_init(p, s->spec, s->shape, t);
+    init_price(s, p, t);
     bool both = t->place == PLACE_COLOCATED;
     IntList att = counts(s, t, true), ffn = counts(s, t, false);
     for (int a = 0; a < att.n; a++) {
@@ -418,14 +446,11 @@ static void measure_shortage(Search *s, Price *p, Shortage *out)
   }
 }
 
-static bool only_choice(const Column *columns, int n)
+static bool all_pinned(const Spec *spec)
 {
-  int att = 0, ffn = 0;
-  for (int i = 0; i < n; i++) {
-    att += columns[i].att;
-    ffn += columns[i].ffn;
-  }
-  return att == 1 && ffn == 1;
+  const PlanSpec *pin = &spec->plan;
+  return pin->replicas > 0 && pin->n_attention_gpus > 0 && pin->n_ffn_gpus > 0 && plan_pinned_stages(spec, true) > 0 &&
+         plan_pinned_stages(spec, false) > 0;
 }
 
 bool plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *best, Shortage *shortage)
@@ -437,6 +462,7 @@ bool plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *be
   memset(best, 0, sizeof *best);
   memset(shortage, 0, sizeof *shortage);
   best->proved = true;
+  best->pinned = all_pinned(spec);
   struct timespec begin, end;
   clock_gettime(CLOCK_MONOTONIC, &begin);
   list_tuples(&s);
@@ -451,7 +477,7 @@ bool plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *be
     if (found && t->bound > best->choice.estimate * (1 + 1e-9)) {
       break;
     }
-    price_init(p, spec, shape, t);
+    init_price(&s, p, t);
     Columns columns = {0};
     add_columns(&s, p, found ? best->choice.estimate * (1 + 1e-9) - p->fill : INFINITY, &columns);
     Milp milp = {columns.v, columns.n, t->ranks, t->exact, p->chain, spec->plan.node_limit, spec->plan.gap};
@@ -468,7 +494,6 @@ bool plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *be
       best_index = t->index;
     }
     best->proved = best->proved && r.proved;
-    best->pinned = s.n_tuples == 1 && only_choice(columns.v, columns.n);
     found = true;
   }
   clock_gettime(CLOCK_MONOTONIC, &end);

@@ -1,8 +1,9 @@
 /* AF-Pipe: the order of compute ops by list scheduling over modelled times, and the passes every schedule goes through.
-   The rule of the list scheduler: input gradients and forwards first, because other groups wait for them; weight
-   gradients fill what is left, unless more of them wait than the policy lets pile up. Micro-batches enter in order, at
-   most `in_flight` of them between their first forward and their last weight gradient. Variants of this rule are tried
-   and the shortest timeline wins; ties go to the variant listed first, so the result depends on the input alone. */
+   The rule of the list scheduler: input gradients and forwards first, in turn or one before the other, because other
+   groups wait for them; weight gradients fill what is left, unless more of them wait than the policy lets pile up.
+   Micro-batches enter in order, at most `in_flight` of them between their first forward and their last weight gradient.
+   Variants of this rule are tried and the shortest timeline wins; ties go to the variant listed first, so the result
+   depends on the input alone. */
 #include "codegen/sched_int.h"
 
 int sched_group(const SchedNet *net, SchedTask task, int layer)
@@ -229,16 +230,18 @@ static SchedOrder *af_pipe(Arena *arena, const SchedNet *net)
 {
   enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 20 };
   static const SchedPolicy policies[] = {
-      {.forward_first = true, .oldest_sends = true, .wgrads = 1},
-      {.forward_first = false, .oldest_sends = true, .wgrads = 16},
-      {.forward_first = true, .oldest_sends = true, .wgrads = 4},
-      {.forward_first = true, .oldest_sends = false, .wgrads = 1},
-      {.forward_first = false, .oldest_sends = false, .wgrads = 0},
-      {.forward_first = true, .oldest_sends = true, .wgrads = 2},
-      {.forward_first = false, .oldest_sends = true, .wgrads = 4},
-      {.forward_first = true, .oldest_sends = false, .wgrads = 2},
-      {.forward_first = true, .oldest_sends = true, .wgrads = 16},
-      {.forward_first = false, .oldest_sends = false, .wgrads = 4},
+      {.turn = TURN_BOTH, .oldest_sends = true, .wgrads = 2},
+      {.turn = TURN_BOTH, .oldest_sends = false, .wgrads = 1},
+      {.turn = TURN_FORWARD, .oldest_sends = true, .wgrads = 1},
+      {.turn = TURN_GRAD, .oldest_sends = true, .wgrads = 16},
+      {.turn = TURN_FORWARD, .oldest_sends = false, .wgrads = 1},
+      {.turn = TURN_BOTH, .oldest_sends = true, .wgrads = 0},
+      {.turn = TURN_BOTH, .oldest_sends = false, .wgrads = 4},
+      {.turn = TURN_FORWARD, .oldest_sends = true, .wgrads = 2},
+      {.turn = TURN_GRAD, .oldest_sends = false, .wgrads = 0},
+      {.turn = TURN_FORWARD, .oldest_sends = true, .wgrads = 4},
+      {.turn = TURN_GRAD, .oldest_sends = true, .wgrads = 4},
+      {.turn = TURN_BOTH, .oldest_sends = true, .wgrads = 16},
   };
   enum { N_POLICIES = sizeof policies / sizeof *policies, N_CAPS = 3 };
   int most = net->plan->in_flight < net->n_mbs ? net->plan->in_flight : net->n_mbs;
@@ -249,8 +252,8 @@ static SchedOrder *af_pipe(Arena *arena, const SchedNet *net)
   for (int i = 0; i < N_POLICIES * N_CAPS && (i < budget || i < MIN_POLICIES); i++) {
     SchedPolicy policy = policies[i % N_POLICIES];
     policy.cap = caps[i / N_POLICIES];
-    policy.work_slots = SCHED_WORK_SLOTS;
-    policy.chan_slots = SCHED_CHAN_SLOTS;
+    policy.work_slots = PLAN_WORK_SLOTS;
+    policy.chan_slots = PLAN_CHAN_SLOTS;
     Arena *scratch = arena_new();
     SchedOrder *made = orders_new(arena, net);
     SchedTimes times;

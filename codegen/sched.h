@@ -24,10 +24,6 @@ typedef struct Schedule {
   int in_flight; /* peak, as scheduled */
 } Schedule;
 
-/* Work slots of one side of a group, and message slots of a channel between groups, that schedules keep to unless a
-   plan cannot end with so few; then SchedGroup and MoeChan have more. What a memory model should count. */
-enum { SCHED_WORK_SLOTS = 4, SCHED_CHAN_SLOTS = 4 };
-
 /* Builds the schedule for a plan; micro-batches, in-flight cap and times come from the plan and the cost model. */
 bool sched_build(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
 

@@ -14,6 +14,8 @@ typedef struct TailCheck {
   int32_t up[2], down[2]; /* SEND, RECV */
   int32_t scalars;
   int32_t last_compute; /* of the micro-batches */
+  int32_t told;         /* first compute op that waits for the totals, or -1 */
+  int32_t given_back;   /* the op that releases them, or -1 */
 } TailCheck;
 
 static const MoeOp *row(const TailCheck *t, int32_t op)
@@ -158,7 +160,8 @@ static void check_bucket(TailCheck *t, MoeBucketKind kind, int layer, const int3
     check_fail(c, c->base[t->group] + seen->optimizer, "nothing makes it wait for the totals");
   }
   if (t->given_back >= 0 && t->given_back < seen->optimizer) {
-    check_fail(c, c->base[t->group] + t->given_back, "gives the totals back before op %d has read them", seen->optimizer);
+    check_fail(c, c->base[t->group] + t->given_back, "gives the totals back before op %d has read them",
+               seen->optimizer);
   }
   want_after(t, seen->optimizer, seen->send[1]);
   want_after(t, seen->recv[1], seen->in);

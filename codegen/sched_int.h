@@ -45,12 +45,15 @@ typedef struct SchedNet {
 } SchedNet;
 
 /* How the list scheduler chooses, and how much room it has. */
+/* Who goes first: input gradients, forwards, or each in turn. */
+typedef enum SchedTurn { TURN_GRAD, TURN_FORWARD, TURN_BOTH } SchedTurn;
+
 typedef struct SchedPolicy {
-  bool forward_first; /* forwards before input gradients */
-  bool oldest_sends;  /* of two messages the older micro-batch's goes first, else the one that is ready first */
-  int wgrads;         /* weight gradients that may wait on a group before they go ahead of forwards */
-  int cap;            /* micro-batches in flight */
-  int work_slots;     /* per group and side, and per message channel, unless more are needed to get on */
+  SchedTurn turn;
+  bool oldest_sends; /* of two messages the older micro-batch's goes first, else the one that is ready first */
+  int wgrads;        /* weight gradients that may wait on a group before they go ahead of forwards */
+  int cap;           /* micro-batches in flight */
+  int work_slots;    /* per group and side, and per message channel, unless more are needed to get on */
   int chan_slots;
 } SchedPolicy;
 
@@ -130,7 +133,8 @@ bool sched_task_exists(const SchedNet *, SchedTask, int layer);
 /* True if some node holds two ranks of the layer's FFN group and the plan sends each token once per node. */
 bool sched_relayed(const Plan *, int layer);
 
-/* Event simulation with a priority rule (order != NULL is filled) or along a given order. */
+/* Event simulation by the policy's rule, which fills the orders `made`, or along `given` orders. Of the other, NULL.
+   The policy's limits (cap, slots) hold either way. */
 void sched_simulate(Arena *, const SchedNet *, const SchedPolicy *, SchedOrder *made, const SchedOrder *given,
                     SchedTimes *);
 

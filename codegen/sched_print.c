@@ -163,7 +163,7 @@ void sched_print_trace(const Spec *spec, const Plan *plan, const Schedule *sched
   const char *separator = "\n";
   for (int g = 0; g < sched->n_groups; g++) {
     const SchedGroup *group = &sched->groups[g];
-    char name[32], text[48];
+    char name[32], title[80];
     fprintf(out, "%s{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": %d, \"args\": {\"name\": \"%s\"}}", separator,
             g, group_name(plan, g, name));
     separator = ",\n";
@@ -175,13 +175,12 @@ void sched_print_trace(const Spec *spec, const Plan *plan, const Schedule *sched
     for (int i = 0; i < group->n_ops; i++) {
       const MoeOp *op = &group->ops[i];
       int64_t start = group->start_ns[i], ns = group->end_ns[i] - start;
-      op_text(op, text);
-      bool edge = op->edge < MOE_EDGE_NONE;
+      moe_op_title(op, title, sizeof title);
       fprintf(out,
-              "%s{\"ph\": \"X\", \"name\": \"%s%s%s\", \"cat\": \"%s\", \"pid\": %d, \"tid\": %d, \"ts\": %" PRId64
+              "%s{\"ph\": \"X\", \"name\": \"%s\", \"cat\": \"%s\", \"pid\": %d, \"tid\": %d, \"ts\": %" PRId64
               ".%03d, \"dur\": %" PRId64 ".%03d, \"args\": {\"op\": %d, \"layer\": %d, \"mb\": %d}}",
-              separator, text, edge ? " " : "", edge ? moe_edge_name(op->edge) : "", moe_op_name(op->kind), g,
-              op->stream, start / 1000, (int)(start % 1000), ns / 1000, (int)(ns % 1000), i, op->layer, op->mb);
+              separator, title, moe_op_name(op->kind), g, op->stream, start / 1000, (int)(start % 1000), ns / 1000,
+              (int)(ns % 1000), i, op->layer, op->mb);
     }
   }
   fprintf(out, "\n]}\n");

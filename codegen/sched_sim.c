@@ -102,9 +102,12 @@ typedef struct Sim {
   Link *links;
   int n_links;
   int32_t *link_of; /* [hops][groups][groups] */
-  Pool *pools;      /* [groups][2] */
-  Heap *reduces;    /* [groups] NODE_REDUCE tasks that want a work slot */
-  int8_t *readers;  /* [ids] of a task with a work slot: last users to come */
+  int *latest;      /* [groups] which of READY_GRAD and READY_FWD ran last */
+  bool *stirred;    /* [groups] something changed that may let it start a compute op or a NODE_REDUCE */
+  bool links_stirred;
+  Pool *pools;     /* [groups][2] */
+  Heap *reduces;   /* [groups] NODE_REDUCE tasks that want a work slot */
+  int8_t *readers; /* [ids] of a task with a work slot: last users to come */
   Heap events;
   SchedTimes *times;
   int64_t now;
@@ -150,6 +153,7 @@ static void queue_hop(Sim *sim, int32_t id)
     key += INT64_C(1) << 61; /* gradients first */
   }
   heap_push(&link_of(sim, id)->queue, key, id);
+  sim->links_stirred = true;
 }
 
 static Pool *pool_of(Sim *sim, int32_t id)
@@ -202,6 +206,7 @@ static void drop_work(Sim *sim, int32_t reader)
   int32_t owner = work_owner(sim, reader);
   if (owner >= 0 && --sim->readers[owner] == 0) {
     pool_of(sim, owner)->used--;
+    sim->stirred[sched_group(sim->net, sched_task(sim->net, owner), sched_layer(sim->net, owner))] = true;
   }
 }
 
@@ -244,6 +249,7 @@ static void drop_message(Sim *sim, int32_t reader)
   }
   if (layer >= 0) {
     link_of(sim, sched_id(net, read, layer, mb))->used--;
+    sim->links_stirred = true;
   }
 }
 
@@ -270,6 +276,7 @@ static void make_ready(Sim *sim, int32_t id)
     start_helper(sim, id);
     return;
   }
+  sim->stirred[sched_group(net, task, layer)] = true;
   if (task >= TASK_N_COMPUTE) {
     heap_push(&sim->reduces[sched_group(net, task, layer)], sim->now, id);
     return;
@@ -296,6 +303,7 @@ static void finish(Sim *sim, int32_t id)
   SchedTask task = sched_task(net, id);
   int32_t next = sched_next(net, id), wgrad = sched_wgrad(net, id);
   if (task < TASK_DISPATCH) {
+    sim->stirred[sched_group(net, task, sched_layer(net, id))] = true;
     drop_work(sim, id);
     drop_message(sim, id);
   }
@@ -317,17 +325,18 @@ static bool has_work(Sim *sim, int32_t id)
   return !pool || pool->used < pool->slots;
 }
 
-/* Index of the heap to take from, or -1. */
-static int choose_heap(Sim *sim, const Heap *heaps)
+/* Index of the heap to take from, or -1. `latest`: whether a gradient or a forward ran last. */
+static int choose_heap(Sim *sim, const Heap *heaps, int latest)
 {
   bool can[READY_COUNT];
   for (int i = 0; i < READY_COUNT; i++) {
     can[i] = heaps[i].n && has_work(sim, (int32_t)heaps[i].keys[1]);
   }
-  if (heaps[READY_WGRAD].n > sim->policy->wgrads && !(can[READY_GRAD] && !sim->policy->forward_first)) {
+  bool forward_first = sim->policy->turn == TURN_FORWARD || (sim->policy->turn == TURN_BOTH && latest == READY_GRAD);
+  if (heaps[READY_WGRAD].n > sim->policy->wgrads && !(can[READY_GRAD] && sim->policy->turn == TURN_GRAD)) {
     return READY_WGRAD;
   }
-  int first = sim->policy->forward_first ? READY_FWD : READY_GRAD, second = READY_GRAD + READY_FWD - first;
+  int first = forward_first ? READY_FWD : READY_GRAD, second = READY_GRAD + READY_FWD - first;
   return can[first] ? first : can[second] ? second : can[READY_WGRAD] ? READY_WGRAD : -1;
 }
 
@@ -343,7 +352,8 @@ static int32_t choose(Sim *sim, int g)
     return order->ids[at];
   }
   Heap *heaps = &sim->heaps[g * READY_COUNT];
-  int heap = choose_heap(sim, heaps);
+  int heap = choose_heap(sim, heaps, sim->latest[g]);
+  sim->latest[g] = heap == READY_FWD || heap == READY_GRAD ? heap : sim->latest[g];
   return heap < 0 ? -1 : (int32_t)heap_pop(&heaps[heap]);
 }
 
@@ -351,6 +361,10 @@ static void start_compute(Sim *sim)
 {
   const SchedNet *net = sim->net;
   for (int g = 0; g < net->n_groups; g++) {
+    if (!sim->stirred[g]) {
+      continue;
+    }
+    sim->stirred[g] = false;
     while (sim->reduces[g].n && has_work(sim, (int32_t)sim->reduces[g].keys[1])) {
       start_helper(sim, (int32_t)heap_pop(&sim->reduces[g]));
     }
@@ -396,6 +410,10 @@ static Link *next_link(Sim *sim)
 
 static void start_messages(Sim *sim)
 {
+  if (!sim->links_stirred) {
+    return;
+  }
+  sim->links_stirred = false;
   for (Link *link = next_link(sim); link; link = next_link(sim)) {
     int32_t id = (int32_t)heap_pop(&link->queue);
     MsgCost cost = sim->net->msg[sched_task(sim->net, id)][sched_layer(sim->net, id)];
@@ -418,7 +436,10 @@ static void take_event(Sim *sim, int64_t event)
   int32_t id = (int32_t)(event / EV_COUNT);
   if (event % EV_COUNT == EV_DONE) {
     finish(sim, id);
-  } else if (event % EV_COUNT == EV_SENT) {
+    return;
+  }
+  sim->links_stirred = true;
+  if (event % EV_COUNT == EV_SENT) {
     drop_work(sim, id);
     drop_message(sim, id);
   }
@@ -457,6 +478,7 @@ static bool grow(Sim *sim)
   }
   if (best) {
     best->slots++;
+    sim->links_stirred = true;
     return true;
   }
   for (int g = 0; g < sim->net->n_groups; g++) {
@@ -469,6 +491,7 @@ static bool grow(Sim *sim)
     }
     if (wants >= 0 && pool_of(sim, wants)) {
       pool_of(sim, wants)->slots++;
+      sim->stirred[g] = true;
       return true;
     }
   }
@@ -477,7 +500,7 @@ static bool grow(Sim *sim)
 
 static void sim_free(Sim *sim)
 {
-  for (int i = 0; sim->heaps && i < sim->net->n_groups * READY_COUNT; i++) {
+  for (int i = 0; i < sim->net->n_groups * READY_COUNT; i++) {
     free(sim->heaps[i].keys);
   }
   for (int i = 0; i < sim->n_links; i++) {
@@ -489,10 +512,9 @@ static void sim_free(Sim *sim)
   free(sim->events.keys);
 }
 
-void sched_simulate(Arena *arena, const SchedNet *net, const SchedPolicy *policy, SchedOrder *made,
-                    const SchedOrder *given, SchedTimes *times)
+static void times_new(Arena *arena, size_t ids, SchedTimes *times)
 {
-  size_t ids = (size_t)sched_ids(net), groups = (size_t)net->n_groups;
+  *times = (SchedTimes){0};
   times->start = arena_new_array(arena, int64_t, ids);
   times->end = arena_new_array(arena, int64_t, ids);
   times->sent = arena_new_array(arena, int64_t, ids);
@@ -500,17 +522,23 @@ void sched_simulate(Arena *arena, const SchedNet *net, const SchedPolicy *policy
   memset(times->start, -1, ids * sizeof *times->start);
   memset(times->end, -1, ids * sizeof *times->end);
   memset(times->seq, -1, ids * sizeof *times->seq);
-  times->n_seq = 0;
-  Sim sim = {.net = net, .policy = policy, .made = made, .given = given, .times = times};
+}
+
+static Sim sim_new(Arena *arena, const SchedNet *net, const SchedPolicy *policy)
+{
+  size_t ids = (size_t)sched_ids(net), groups = (size_t)net->n_groups;
+  size_t links = (TASK_COUNT - TASK_DISPATCH) * groups * groups;
+  Sim sim = {.net = net, .policy = policy};
   sim.free_at = arena_new_array(arena, int64_t, groups);
   sim.out_at = arena_new_array(arena, int64_t, 2 * groups);
   sim.in_at = arena_new_array(arena, int64_t, 2 * groups);
-  size_t links = (TASK_COUNT - TASK_DISPATCH) * groups * groups;
   sim.links = arena_new_array(arena, Link, links);
   sim.link_of = arena_new_array(arena, int32_t, links);
   memset(sim.link_of, -1, links * sizeof *sim.link_of);
   sim.reduces = arena_new_array(arena, Heap, groups);
   sim.readers = arena_new_array(arena, int8_t, ids);
+  sim.stirred = arena_new_array(arena, bool, groups);
+  sim.latest = arena_new_array(arena, int, groups);
   sim.pools = arena_new_array(arena, Pool, 2 * groups);
   for (size_t i = 0; i < 2 * groups; i++) {
     sim.pools[i].slots = policy->work_slots;
@@ -519,18 +547,27 @@ void sched_simulate(Arena *arena, const SchedNet *net, const SchedPolicy *policy
   for (int mb = 0; mb < net->n_mbs; mb++) {
     sim.left[mb] = 2 * net->n_layers + 1;
   }
-  if (given) {
-    sim.cursor = arena_new_array(arena, int, groups);
-    sim.ready = arena_new_array(arena, bool, ids);
-  } else {
-    sim.heaps = arena_new_array(arena, Heap, groups * READY_COUNT);
-    for (size_t g = 0; g < groups; g++) {
-      made[g].n = 0;
-    }
+  sim.cursor = arena_new_array(arena, int, groups);
+  sim.ready = arena_new_array(arena, bool, ids);
+  sim.heaps = arena_new_array(arena, Heap, groups * READY_COUNT);
+  return sim;
+}
+
+void sched_simulate(Arena *arena, const SchedNet *net, const SchedPolicy *policy, SchedOrder *made,
+                    const SchedOrder *given, SchedTimes *times)
+{
+  times_new(arena, (size_t)sched_ids(net), times);
+  Sim sim = sim_new(arena, net, policy);
+  sim.made = made;
+  sim.given = given;
+  sim.times = times;
+  for (int g = 0; made && g < net->n_groups; g++) {
+    made[g].n = 0;
   }
   admit(&sim);
-  start_compute(&sim);
-  do {
+  do { /* the first instant, and again whenever nothing moves: one slot more */
+    start_messages(&sim);
+    start_compute(&sim);
     while (sim.events.n) {
       sim.now = sim.events.keys[0];
       while (sim.events.n && sim.events.keys[0] == sim.now) {
@@ -539,14 +576,9 @@ void sched_simulate(Arena *arena, const SchedNet *net, const SchedPolicy *policy
       start_messages(&sim);
       start_compute(&sim);
     }
-    if (sim.retired == net->n_mbs || !grow(&sim)) {
-      break;
-    }
-    start_messages(&sim);
-    start_compute(&sim);
-  } while (true);
+  } while (sim.retired < net->n_mbs && grow(&sim));
   times->makespan = sim.now;
-  if (sim.retired != net->n_mbs) {
+  if (sim.retired < net->n_mbs) {
     die("the order of compute ops does not terminate: %d of %d micro-batches done", sim.retired, net->n_mbs);
   }
   count_in_flight(net, times);

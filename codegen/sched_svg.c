@@ -40,22 +40,13 @@ static void draw_op(const Schedule *sched, const SchedGroup *group, int i, int t
   double scale = (double)(WIDTH - LEFT - 10) / (double)(sched->step_ns > 0 ? sched->step_ns : 1);
   double x = LEFT + (double)group->start_ns[i] * scale;
   double width = (double)(group->end_ns[i] - group->start_ns[i]) * scale;
-  fprintf(out, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s", x, top + lane(op) * LANE,
-          width > 0.3 ? width : 0.3, LANE - 2, colour(op), moe_op_name((MoeOpKind)op->kind));
-  if (op->edge != MOE_EDGE_NONE) {
-    fprintf(out, " %s", moe_edge_name((MoeEdge)op->edge));
-  }
-  if (op->bucket != MOE_BUCKET_NONE) {
-    fprintf(out, " %s", moe_bucket_name((MoeBucketKind)op->bucket));
-  }
-  if (op->layer >= 0) {
-    fprintf(out, ", layer %d", op->layer);
-  }
-  if (op->mb >= 0) {
-    fprintf(out, ", micro-batch %d", op->mb);
-  }
-  fprintf(out, ", %.1f us at %.1f us</title></rect>\n", (double)(group->end_ns[i] - group->start_ns[i]) * 1e-3,
-          (double)group->start_ns[i] * 1e-3);
+  char title[80];
+  moe_op_title(op, title, sizeof title);
+  fprintf(out,
+          "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s, %.1f us at %.1f "
+          "us</title></rect>\n",
+          x, top + lane(op) * LANE, width > 0.3 ? width : 0.3, LANE - 2, colour(op), title,
+          (double)(group->end_ns[i] - group->start_ns[i]) * 1e-3, (double)group->start_ns[i] * 1e-3);
 }
 
 void sched_print_svg(const Spec *spec, const Plan *plan, const Schedule *sched, FILE *out)

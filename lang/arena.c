@@ -85,6 +85,9 @@ char *arena_strndup(Arena *arena, const char *text, size_t n)
 
 char *arena_printf(Arena *arena, const char *format, ...)
 {
+  if (!format) {
+    must(NULL); /* never, but under sanitizers the compiler warns of it unless it is ruled out */
+  }
   va_list args;
   va_start(args, format);
   int n = vsnprintf(NULL, 0, format, args);

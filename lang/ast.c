@@ -199,6 +199,18 @@ AstFile *ast_parse_text(Arena *arena, Diag *diag, const char *path, const char *
   return diag_errors(diag) > before ? NULL : file;
 }
 
+AstFile *ast_read(Arena *arena, Diag *diag, const char *path)
+{
+  size_t length = 0;
+  const char *why = NULL;
+  const char *text = read_file(arena, path, &length, &why);
+  if (!text) {
+    diag_error(diag, (Span){0}, "cannot read '%s': %s", path, why);
+    return NULL;
+  }
+  return ast_parse_text(arena, diag, path, text, length, false, NULL, 0);
+}
+
 AstFile *ast_parse(Arena *arena, Diag *diag, const char *path, const char *const *defines, int n_defines)
 {
   size_t length = 0;

@@ -76,6 +76,9 @@ AstFile *ast_parse(Arena *, Diag *, const char *path, const char *const *defines
 AstFile *ast_parse_text(Arena *, Diag *, const char *path, const char *text, size_t length, bool follow,
                         const char *const *defines, int n_defines);
 
+/* One file from disk, `use` lines not followed: what the formatter needs. */
+AstFile *ast_read(Arena *, Diag *, const char *path);
+
 /* The formatter: same items, same comments, same line breaks, uniform blanks and aligned columns. What it prints parses
    to the same file and prints as itself. */
 void ast_print(const AstFile *, FILE *);

@@ -136,9 +136,10 @@ static void print_expr(Printer *printer, const Expr *expr)
     puts_(printer, expr->text);
     if (expr->unit) {
       char first = expr->unit[0];
-      bool glued = first == '%' ||
-                   (strlen(expr->unit) <= 2 && strchr("KMGT", first) && (expr->unit[1] == 0 || expr->unit[1] == 'i'));
-      puts_(printer, glued || first == '.' || (first >= '0' && first <= '9') ? "" : " ");
+      bool multiplier =
+          strlen(expr->unit) <= 2 && strchr("KMGT", first) && (expr->unit[1] == 0 || expr->unit[1] == 'i');
+      bool junk = first == '.' || (first >= '0' && first <= '9') || strpbrk(expr->unit + 1, ".%"); /* only ever glued */
+      puts_(printer, multiplier || junk || first == '%' ? "" : " ");
       puts_(printer, expr->unit);
     }
     break;

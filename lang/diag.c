@@ -169,12 +169,20 @@ static void show_line(FILE *out, const char *line, uint32_t length, uint32_t beg
   fputc('\n', out);
 }
 
+/* A format is never NULL, but under sanitizers the compiler warns of that case unless it is ruled out. */
+static void print(FILE *out, const char *format, va_list args)
+{
+  if (format) {
+    vfprintf(out, format, args);
+  }
+}
+
 static void report(Diag *diag, Span span, const char *kind, const char *format, va_list args)
 {
   FILE *out = diag->out;
   if (span.source == 0 || span.source > diag->n_sources) {
     fprintf(out, "moec: %s: ", kind);
-    vfprintf(out, format, args);
+    print(out, format, args);
     fputc('\n', out);
     return;
   }
@@ -198,7 +206,7 @@ static void report(Diag *diag, Span span, const char *kind, const char *format, 
     column++;
   }
   fprintf(out, "%s:%u:%u: %s: ", source->path, index + 1, column, kind);
-  vfprintf(out, format, args);
+  print(out, format, args);
   fputc('\n', out);
   if (stop == start) {
     return; /* nothing to see */
@@ -294,7 +302,7 @@ void die_at(const char *file, int line, const char *format, ...)
   va_list args;
   va_start(args, format);
   fprintf(stderr, "moec: internal fault at %s:%d: ", file, line);
-  vfprintf(stderr, format, args);
+  print(stderr, format, args);
   fputc('\n', stderr);
   va_end(args);
   abort();

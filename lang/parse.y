@@ -1,4 +1,5 @@
-/* Blocks of `key = value`, nothing else: the language grows by rows of keys.def, not here. Actions are one call each. */
+/* Blocks of `key = value`, nothing else: the language grows by rows of keys.def, not here.
+   Actions are one call each. */
 %require "3.8"
 %define api.pure full
 %define api.prefix {moe_}

@@ -113,6 +113,7 @@ const char *eval_quote(Reader *, const Expr *); /* as written, and its value whe
 
 /* spec_read.c */
 void read_defaults(BlockId, void *base);
+void read_reset(KeyId, void *base); /* one key, back to its default */
 /* Fills `base` with the block's keys and those of its inner blocks; keeps states and spans in the Reader. */
 void read_block(Reader *, const AstItem *, BlockId, void *base);
 void read_block_word(Reader *, const AstItem *, BlockId, const char **name);

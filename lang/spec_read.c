@@ -81,6 +81,18 @@ void read_defaults(BlockId block, void *base)
   }
 }
 
+void read_reset(KeyId key, void *base)
+{
+  const KeyRow *row = &key_rows[key];
+  static const size_t sizes[] = {
+      [TYPE_INT] = sizeof(int),     [TYPE_LONG] = sizeof(int64_t), [TYPE_SEED] = sizeof(uint64_t),
+      [TYPE_REAL] = sizeof(double), [TYPE_BOOL] = sizeof(bool),    [TYPE_ENUM] = sizeof(int)};
+  if (row->def && row->type <= TYPE_ENUM) {
+    memset((char *)base + row->offset, 0, sizes[row->type]);
+    store_default(row, base);
+  }
+}
+
 /* ---- values ---- */
 
 static const char *bound(Arena *arena, double x)

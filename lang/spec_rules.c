@@ -28,6 +28,11 @@ void rule_note(Reader *reader, KeyId key)
 void rule_no_effect(Reader *reader, KeyId key, const char *because)
 {
   if (rule_set(reader, key)) {
+    BlockId block = key_rows[key].block;
+    while (block_rows[block].parent != B_root) {
+      block = block_rows[block].parent;
+    }
+    read_reset(key, block == B_model ? (void *)&reader->spec->model : (void *)&reader->spec->train);
     diag_warn(reader->diag, rule_at(reader, key), "%s has no effect: %s", key_rows[key].name, because);
   }
 }

@@ -8,7 +8,9 @@ bool rule_good(const Reader *, KeyId); /* not known to be wrong: set rightly, or
 bool rule_set(const Reader *, KeyId);  /* set, and rightly */
 Span rule_at(const Reader *, KeyId);   /* where it is set, else its block */
 void rule_note(Reader *, KeyId);
-void rule_no_effect(Reader *, KeyId, const char *because); /* a warning, if it is set */
-void rule_needs(Reader *, KeyId, const char *because);     /* an error, if it is not */
+/* A warning, if it is set; the value becomes the default, so that specs that mean the same are the same. Keys of model
+   and train only. */
+void rule_no_effect(Reader *, KeyId, const char *because);
+void rule_needs(Reader *, KeyId, const char *because); /* an error, if it is not */
 
 #endif

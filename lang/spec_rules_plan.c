@@ -174,18 +174,6 @@ static void nics_in_cluster(Reader *reader, const PlanSpec *plan)
   }
 }
 
-static void plan_without_effect(Reader *reader, const PlanSpec *plan)
-{
-  if (plan->placement == PLACE_COLOCATED) {
-    rule_no_effect(reader, K_plan_ffn_gpus, "with placement = colocated the attention GPUs hold the experts");
-    rule_no_effect(reader, K_plan_attention_nics, "with placement = colocated there is one side only");
-    rule_no_effect(reader, K_plan_ffn_nics, "with placement = colocated there is one side only");
-  }
-  if (plan->dedup != DEDUP_NODE && plan->dedup != DEDUP_AUTO && rule_good(reader, K_plan_dedup)) {
-    rule_no_effect(reader, K_plan_ranks_per_node, "only dedup = node or auto looks at nodes");
-  }
-}
-
 void rules_plan(Reader *reader, PlanKeys *keys)
 {
   PlanSpec *plan = &keys->plan;
@@ -203,5 +191,4 @@ void rules_plan(Reader *reader, PlanKeys *keys)
   }
   ranks_with_experts(reader, plan);
   nics_in_cluster(reader, plan);
-  plan_without_effect(reader, plan);
 }

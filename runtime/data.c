@@ -101,7 +101,7 @@ MoeStatus moe_data_open(MoeData *d, const char *path, MoeFormat format, double h
 void moe_data_close(MoeData *d)
 {
   if (d->base != NULL) {
-    munmap((void *)(uintptr_t)d->base, d->bytes);
+    munmap(d->base, d->bytes);
     d->base = NULL;
   }
 }

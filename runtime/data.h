@@ -16,7 +16,7 @@ typedef enum MoeFormat { MOE_FORMAT_BYTES, MOE_FORMAT_UINT16, MOE_FORMAT_UINT32 
 typedef struct MoeData {
   const char *path;
   MoeFormat format;
-  const uint8_t *base; /* mapped; shared with forked processes */
+  uint8_t *base; /* mapped read-only; shared with forked processes */
   size_t bytes;
   int64_t tokens;
   int32_t seq;

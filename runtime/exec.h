@@ -139,8 +139,8 @@ void moe_exec_release(MoeExec *, int32_t recv_op);
 void moe_comm_begin(MoeExec *);
 MoeStatus moe_comm_pass(MoeExec *, bool *moved_p);
 bool moe_comm_in_flight(const MoeExec *);
-size_t moe_tail_pack(MoeExec *, int32_t op, int32_t peer_rank, uint8_t *slot);
+size_t moe_tail_pack(MoeExec *, int32_t index, int32_t peer_rank, uint8_t *slot);
 void moe_tail_arrived(MoeExec *, int32_t op, const uint8_t *message);
-MoeStatus moe_tail_run(MoeExec *, int32_t op);
+MoeStatus moe_tail_run(MoeExec *, int32_t index);
 
 #endif

@@ -78,7 +78,7 @@ static MoeStatus make_arrays(MoeExec *x)
     return MOE_ENOMEM;
   }
   for (int32_t g = 0; g < x->bundle->n_groups; g++) {
-    x->n_nodes[g] = moe_node_first(x->bundle, g, x->node_first + g * (x->bundle->replica_ranks + 1));
+    x->n_nodes[g] = moe_node_first(x->bundle, g, x->node_first + (ptrdiff_t)g * (x->bundle->replica_ranks + 1));
   }
   return MOE_OK;
 }
@@ -112,26 +112,22 @@ static MoeStatus open_end(MoeExec *x, MoeEnd *end, int32_t src, int32_t dst)
   return MOE_OK;
 }
 
-static MoeStatus open_ends(MoeExec *x)
+static MoeStatus open_direction(MoeExec *x, MoeEnd *ends, int32_t *n_p, int32_t src, int32_t dst)
 {
-  int32_t me = x->me.rank;
-  for (int32_t r = 0; r < x->wiring->n_ranks; r++) {
-    if (moe_link_plan(x->wiring, me, r)->n_msgs > 0) {
-      MOE_TRY(open_end(x, &x->sends[x->n_sends++], me, r));
-      const MoeLinkPlan *plan = x->sends[x->n_sends - 1].plan;
-      for (int32_t i = 0; i < plan->n_msgs; i++) {
-        x->info[plan->sends[i].op].n_msgs++;
-      }
-    }
-    if (moe_link_plan(x->wiring, r, me)->n_msgs > 0) {
-      MOE_TRY(open_end(x, &x->recvs[x->n_recvs++], r, me));
-      const MoeLinkPlan *plan = x->recvs[x->n_recvs - 1].plan;
-      for (int32_t i = 0; i < plan->n_msgs; i++) {
-        x->info[plan->recvs[i].op].n_msgs++;
-      }
-    }
+  const MoeLinkPlan *plan = moe_link_plan(x->wiring, src, dst);
+  if (plan->n_msgs == 0) {
+    return MOE_OK;
   }
-  /* Arrivals of each RECV stand together, in rank order of the senders. */
+  const MoeMsg *msgs = ends == x->sends ? plan->sends : plan->recvs;
+  for (int32_t i = 0; i < plan->n_msgs; i++) {
+    x->info[msgs[i].op].n_msgs++;
+  }
+  return open_end(x, &ends[(*n_p)++], src, dst);
+}
+
+/* Arrivals of each RECV stand together, in rank order of the senders. */
+static void list_arrivals(MoeExec *x)
+{
   int32_t at = 0;
   for (int32_t i = 0; i < x->n_ops; i++) {
     if (x->ops[i].kind == MOE_OP_RECV) {
@@ -144,6 +140,44 @@ static MoeStatus open_ends(MoeExec *x)
     for (int32_t i = 0; i < plan->n_msgs; i++) {
       MoeOpInfo *info = &x->info[plan->recvs[i].op];
       x->arrivals[info->first_arrival + info->left++] = (MoeArrival){&x->recvs[r], &plan->recvs[i]};
+    }
+  }
+}
+
+static MoeStatus open_ends(MoeExec *x)
+{
+  int32_t me = x->me.rank;
+  for (int32_t r = 0; r < x->wiring->n_ranks; r++) {
+    MOE_TRY(open_direction(x, x->sends, &x->n_sends, me, r));
+    MOE_TRY(open_direction(x, x->recvs, &x->n_recvs, r, me));
+  }
+  list_arrivals(x);
+  return MOE_OK;
+}
+
+/* Copies the row's waits and releases, leaving out what this rank skips. */
+static MoeStatus resolve_op(MoeExec *x, int32_t i)
+{
+  MoeOpInfo *info = &x->info[i];
+  int32_t n_waits = 0;
+  int32_t n_releases = 0;
+  for (int32_t k = 0; k < MOE_MAX_WAITS; k++) {
+    info->wait[k] = info->release[k] = -1;
+  }
+  for (int32_t k = 0; k < MOE_MAX_WAITS && info->mine; k++) {
+    int32_t wait = x->ops[i].wait[k];
+    int32_t release = x->ops[i].release[k];
+    if (wait >= x->n_ops || release >= x->n_ops || (release >= 0 && x->ops[release].kind != MOE_OP_RECV)) {
+      return bad_op(&x->ops[i], "waits for or releases an op that does not exist");
+    }
+    if (wait >= 0 && x->info[wait].mine) {
+      info->wait[n_waits++] = wait;
+      x->info[wait].wakes_comm = x->info[wait].wakes_comm || !info->compute;
+      x->info[wait].wakes_compute = x->info[wait].wakes_compute || info->compute;
+    }
+    if (release >= 0 && x->info[release].mine) {
+      info->release[n_releases++] = release;
+      x->info[release].begun = true; /* until the first step: "somebody releases it" */
     }
   }
   return MOE_OK;
@@ -159,28 +193,8 @@ static MoeStatus resolve_waits(MoeExec *x)
     info->mine = message ? info->n_msgs > 0 : moe_op_is_mine(&x->me, op);
   }
   for (int32_t i = 0; i < x->n_ops; i++) {
-    MoeOpInfo *info = &x->info[i];
-    int32_t n_waits = 0;
-    int32_t n_releases = 0;
-    for (int32_t k = 0; k < MOE_MAX_WAITS; k++) {
-      info->wait[k] = info->release[k] = -1;
-    }
-    for (int32_t k = 0; k < MOE_MAX_WAITS && info->mine; k++) {
-      int32_t wait = x->ops[i].wait[k];
-      int32_t release = x->ops[i].release[k];
-      if (wait >= x->n_ops || release >= x->n_ops || (release >= 0 && x->ops[release].kind != MOE_OP_RECV)) {
-        return bad_op(&x->ops[i], "waits for or releases an op that does not exist");
-      }
-      if (wait >= 0 && x->info[wait].mine) {
-        info->wait[n_waits++] = wait;
-        x->info[wait].wakes_comm = x->info[wait].wakes_comm || !info->compute;
-        x->info[wait].wakes_compute = x->info[wait].wakes_compute || info->compute;
-      }
-      if (release >= 0 && x->info[release].mine) {
-        info->release[n_releases++] = release;
-        x->info[release].begun = true; /* until the first step: "somebody releases it" */
-      }
-    }
+    MOE_TRY(resolve_op(x, i));
+    const MoeOpInfo *info = &x->info[i];
     if (info->mine && !info->compute && x->ops[i].kind != MOE_OP_SEND && x->ops[i].kind != MOE_OP_RECV) {
       x->locals[x->n_locals++] = i;
     }
@@ -283,7 +297,7 @@ static MoeStatus fill_call(MoeExec *x, int32_t i)
   int32_t layer = op->layer < b->n_layers ? op->layer : b->n_layers - 1;
   int32_t ffn = b->ffn_group[layer];
   call->n_ffn = b->groups[ffn].n_ranks;
-  call->node_first = x->node_first + ffn * (b->replica_ranks + 1);
+  call->node_first = x->node_first + (ptrdiff_t)ffn * (b->replica_ranks + 1);
   call->n_nodes = x->n_nodes[ffn];
   call->relayed = moe_group_relays(b, ffn);
   if (side == MOE_ROLE_A) {

@@ -9,13 +9,13 @@ enum { MOE_ROLE_A = 1, MOE_ROLE_F = 2 }; /* a group's role is a set of these */
 
 /* A plan group: ranks with the same layers. Rank r of replica q is q * replica_ranks + first_rank + r. */
 typedef struct MoeGroup {
-  const char *name;    /* "A0", "F1", "AF0" */
+  const char *name; /* "A0", "F1", "AF0" */
   int32_t role;
-  int32_t first_rank;  /* within a replica */
+  int32_t first_rank; /* within a replica */
   int32_t n_ranks;
   const MoeOp *ops;
   int32_t n_ops;
-  int32_t att_saved;   /* slots in each pool */
+  int32_t att_saved; /* slots in each pool */
   int32_t att_work;
   int32_t ffn_saved;
   int32_t ffn_work;
@@ -51,11 +51,11 @@ typedef struct MoeParam {
   int32_t rows;     /* [rows, cols]; cols = 0 for a vector of `rows` */
   int32_t cols;
   float std;
-  uint8_t decay;    /* weight decay applies */
+  uint8_t decay; /* weight decay applies */
 } MoeParam;
 
 typedef struct MoeBundle {
-  const char *spec;   /* path it was made from, as given */
+  const char *spec; /* path it was made from, as given */
   const char *model;
   const char *system; /* schedule's name; the runtime only prints it */
   uint64_t hash;      /* of spec and plan */
@@ -85,7 +85,7 @@ typedef struct MoeBundle {
   uint64_t seed;
   double lr, lr_min, beta1, beta2, eps, weight_decay, clip; /* clip 0: off */
   int64_t warmup, lr_steps; /* cosine from lr to lr_min over lr_steps, after a linear warm-up */
-  int32_t stop_on_nan; /* else the step is skipped by all ranks together */
+  int32_t stop_on_nan;      /* else the step is skipped by all ranks together */
 
   double flops_per_token; /* model FLOPs, 3 x forward, for MFU */
   double peak_flops;      /* of all ranks */

@@ -49,39 +49,39 @@ typedef struct MoeCall {
   const int32_t *labels;
 
   /* which ranks */
-  int32_t me;      /* index within the group that runs this op */
-  int32_t n_ffn;   /* ranks of this layer's FFN group */
-  int32_t n_src;   /* ranks that sent COMBINE to this op (attention, head) */
-  int32_t n_dst;   /* ranks of the group this layer's COMBINE goes to (FFN ops) */
+  int32_t me;                /* index within the group that runs this op */
+  int32_t n_ffn;             /* ranks of this layer's FFN group */
+  int32_t n_src;             /* ranks that sent COMBINE to this op (attention, head) */
+  int32_t n_dst;             /* ranks of the group this layer's COMBINE goes to (FFN ops) */
   const int32_t *node_first; /* [n_nodes + 1]: FFN ranks node_first[k] .. node_first[k+1]-1 share node k */
   int32_t n_nodes;
-  int32_t peer;    /* pack: index of the receiver within its group */
+  int32_t peer; /* pack: index of the receiver within its group */
 
   /* memory */
-  uint8_t *saved;       /* slot of this (layer, micro-batch); layout is the kernels' own */
-  uint8_t *work;        /* slot of results or gradients under way */
-  uint8_t *scratch;     /* of this thread, contents undefined between ops */
-  const float *w;       /* bucket of the op: ATT, EXPERTS or HEAD */
-  float *gw;            /* its gradient, added to */
-  const float *gain;    /* bucket GAIN of the layer (H floats) */
+  uint8_t *saved;    /* slot of this (layer, micro-batch); layout is the kernels' own */
+  uint8_t *work;     /* slot of results or gradients under way */
+  uint8_t *scratch;  /* of this thread, contents undefined between ops */
+  const float *w;    /* bucket of the op: ATT, EXPERTS or HEAD */
+  float *gw;         /* its gradient, added to */
+  const float *gain; /* bucket GAIN of the layer (H floats) */
   float *g_gain;
-  const float *table;   /* EMBED ops: embedding table; HEAD: output table. [vocab, H] */
+  const float *table; /* EMBED ops: embedding table; HEAD: output table. [vocab, H] */
   float *g_table;
-  const MoeIn *in;      /* messages of the RECV ops this op waits for, in rank order of the senders */
+  const MoeIn *in; /* messages of the RECV ops this op releases (RELAY: waits for), senders in rank order */
   int32_t n_in;
 
   /* scales and sums */
-  double inv_tokens;    /* 1 / valid tokens of the global batch */
-  double inv_seqs;      /* 1 / sequences of the global batch */
-  double *scalars;      /* [MOE_SC_COUNT], added to */
+  double inv_tokens;         /* 1 / valid tokens of the global batch */
+  double inv_seqs;           /* 1 / sequences of the global batch */
+  double *scalars;           /* [MOE_SC_COUNT], added to */
   const int32_t *route_only; /* experts the router may choose from, or NULL for all */
   int32_t n_route_only;
 } MoeCall;
 
 typedef struct MoeAdam {
   float lr, beta1, beta2, eps, weight_decay; /* decoupled decay: w -= lr * weight_decay * w */
-  float bias1, bias2; /* 1 - beta^t */
-  float scale;        /* gradient multiplier of clipping */
+  float bias1, bias2;                        /* 1 - beta^t */
+  float scale;                               /* gradient multiplier of clipping */
 } MoeAdam;
 
 typedef struct MoeKernels {
@@ -91,12 +91,13 @@ typedef struct MoeKernels {
   size_t (*ffn_saved_bytes)(const MoeDims *);
   size_t (*ffn_work_bytes)(const MoeDims *);
   size_t (*scratch_bytes)(const MoeDims *);
-  /* Largest message of an edge from one rank to one other, header included. src_seqs: most sequences the sender (or, for
-     gradients, the receiver) holds as an attention rank; experts: most experts of the FFN rank or node. */
+  /* Largest message of an edge from one rank to one other, header included. src_seqs: most sequences the sender (or,
+     for gradients, the receiver) holds as an attention rank; experts: most experts of the FFN rank or node. */
   size_t (*msg_bytes)(MoeEdge edge, int32_t seq, int32_t att_seqs, int32_t experts);
   /* The compute ops, RELAY and NODE_REDUCE; NULL for ops that the executor does itself. */
   MoeStatus (*run[MOE_OP_COUNT])(MoeCall *);
-  /* Writes one message for call->peer, head included, into `slot`; returns its bytes. NULL for HOLDERS and ROOT edges. */
+  /* Writes one message for call->peer, head included, into `slot`; returns its bytes. NULL for HOLDERS and ROOT edges.
+   */
   size_t (*pack[MOE_EDGE_COUNT])(MoeCall *, void *slot);
   /* Vector work of gradient reduction and optimizer. Fixed order: the same input gives the same bits. */
   void (*add)(float *sum, const float *x, size_t n);

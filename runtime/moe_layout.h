@@ -54,8 +54,9 @@ static inline int64_t moe_mb_first(int64_t global_batch, int64_t replicas, int64
    experts; with MOE_DEDUP_NODE once to each node, to a relay there; with MOE_DEDUP_FLAT once per chosen expert. */
 typedef enum MoeDedup { MOE_DEDUP_RANK, MOE_DEDUP_NODE, MOE_DEDUP_FLAT } MoeDedup;
 
-/* A message is a header, `rows` row heads, `pairs` pairs (DISPATCH, FORWARD) or `pairs` floats (their gradients), padding
-   to 64 bytes, then `rows` rows of the wire type. Gradient messages of COMBINE and GATHER have no heads and no pairs. */
+/* A message is a header, `rows` row heads, `pairs` pairs (DISPATCH, FORWARD) or `pairs` floats (their gradients),
+   padding to 64 bytes, then `rows` rows of the wire type. Gradient messages of COMBINE and GATHER have no heads and no
+   pairs. */
 typedef struct MoeMsgHead {
   uint32_t rows;
   uint32_t pairs;

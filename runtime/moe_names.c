@@ -1,4 +1,6 @@
 /* Names of ops, edges, buckets and status codes, from the tables that define them. */
+#include <stdio.h>
+
 #include "moe_ops.h"
 #include "moe_status.h"
 
@@ -53,11 +55,32 @@ const char *moe_bucket_name(MoeBucketKind kind)
 const char *moe_status_text(MoeStatus status)
 {
   switch (status) {
-#define MOE_STATUS(name, code, text) \
-  case MOE_##name:                   \
+#define MOE_STATUS(name, code, text)                                                                                   \
+  case MOE_##name:                                                                                                     \
     return text;
 #include "status.def"
 #undef MOE_STATUS
   }
   return "unknown status";
+}
+
+void moe_op_title(const MoeOp *op, char *name, size_t n)
+{
+  char edge[24] = "";
+  char bucket[24] = "";
+  char layer[16] = "";
+  char mb[16] = "";
+  if (op->edge < MOE_EDGE_COUNT) {
+    snprintf(edge, sizeof edge, " %s", moe_edge_name(op->edge));
+  }
+  if (op->bucket < MOE_BUCKET_COUNT) {
+    snprintf(bucket, sizeof bucket, " %s", moe_bucket_name(op->bucket));
+  }
+  if (op->layer >= 0) {
+    snprintf(layer, sizeof layer, " l%d", op->layer);
+  }
+  if (op->mb >= 0) {
+    snprintf(mb, sizeof mb, " m%d", op->mb);
+  }
+  snprintf(name, n, "%s%s%s%s%s", moe_op_name(op->kind), edge, bucket, layer, mb);
 }

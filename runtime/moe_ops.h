@@ -1,8 +1,10 @@
 /* The op row: what the compiler's schedule, its simulator and checker, and the runtime's executor all read.
-   One table per plan group serves every rank of that group in every replica; a rank derives its peers from the bundle. */
+   One table per plan group serves every rank of that group in every replica; a rank derives its peers from the bundle.
+ */
 #ifndef MOE_OPS_H
 #define MOE_OPS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef enum MoeOpKind {
@@ -37,8 +39,8 @@ typedef enum MoeStream { MOE_STREAM_FWD, MOE_STREAM_BWD, MOE_STREAM_SEND, MOE_ST
 enum { MOE_MAX_WAITS = 4 };
 
 /* An op's id is its index in its group's table; finishing it is its signal. Rows stand in the order of their modelled
-   start. Compute ops of a rank run strictly in table order; SEND and RECV of one pair of ranks keep table order too, and
-   table order is the same on both sides. */
+   start. Compute ops of a rank run strictly in table order; SEND and RECV of one pair of ranks keep table order too,
+   and table order is the same on both sides. */
 typedef struct MoeOp {
   uint8_t kind;   /* MoeOpKind */
   uint8_t stream; /* MoeStream */
@@ -48,20 +50,25 @@ typedef struct MoeOp {
   int16_t peer;   /* plan group at the other end of GROUPS and NODE messages; -1 otherwise */
   int32_t mb;     /* micro-batch, -1 outside the micro-batches */
   int32_t saved;  /* slot in the saved pool of this op's (layer, micro-batch), -1 if none. SEND: where it packs from */
-  int32_t work;   /* slot in the work pool: results waiting to be sent, gradients waiting for the weight gradient; -1 if none */
+  int32_t work;   /* slot in the work pool: results waiting to be sent, gradients waiting for the weight gradient; -1 if
+                     none */
   int16_t chan;   /* SEND, RECV: index in the bundle's channels, else -1 */
   int16_t slot;   /* SEND, RECV: slot of that channel, the same number on both sides; else -1 */
   int32_t use;    /* SEND, RECV: how many earlier messages of this step used this slot */
-  int32_t wait[MOE_MAX_WAITS];    /* ids of ops of this table that must have finished; -1 fills up */
-  int32_t release[MOE_MAX_WAITS]; /* ids of RECV ops whose message slots are free once this op has finished; -1 fills up */
+  int32_t wait[MOE_MAX_WAITS]; /* ids of ops of this table that must have finished; -1 fills up */
+  int32_t
+      release[MOE_MAX_WAITS]; /* ids of RECV ops whose message slots are free once this op has finished; -1 fills up */
 } MoeOp;
 
 _Static_assert(sizeof(MoeOp) == 60, "the op row is written into bundles: its size is part of the contract");
 
-const char *moe_op_name(MoeOpKind kind);         /* "ATT_FWD" */
-const char *moe_op_letters(MoeOpKind kind);      /* "a" */
-const char *moe_edge_name(MoeEdge edge);         /* "DISPATCH" */
+const char *moe_op_name(MoeOpKind kind);    /* "ATT_FWD" */
+const char *moe_op_letters(MoeOpKind kind); /* "a" */
+const char *moe_edge_name(MoeEdge edge);    /* "DISPATCH" */
 MoePairs moe_edge_pairs(MoeEdge edge);
 const char *moe_bucket_name(MoeBucketKind kind); /* "ATT" */
+
+/* Name of an op in timelines, modelled and measured alike: "SEND DISPATCH l0 m2". */
+void moe_op_title(const MoeOp *, char *title, size_t n);
 
 #endif

@@ -10,12 +10,12 @@ typedef enum MoeStatus {
 
 const char *moe_status_text(MoeStatus status);
 
-#define MOE_TRY(call)             \
-  do {                            \
-    MoeStatus try_status = (call); \
-    if (try_status < MOE_OK) {    \
-      return try_status;          \
-    }                             \
+#define MOE_TRY(call)                                                                                                  \
+  do {                                                                                                                 \
+    MoeStatus try_status = (call);                                                                                     \
+    if (try_status < MOE_OK) {                                                                                         \
+      return try_status;                                                                                               \
+    }                                                                                                                  \
   } while (0)
 
 #endif

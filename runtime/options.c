@@ -177,15 +177,20 @@ static MoeStatus read_environment(MoeExecOptions *exec)
   }
   const char *delay = getenv("MOE_TEST_DELAY");
   if (delay != NULL && *delay != '\0') {
-    long long us = 0;
+    char *end;
     unsigned long long seed = 1;
-    char rest;
-    int n = sscanf(delay, "%lld,%llu%c", &us, &seed, &rest);
-    if (n < 1 || n > 2 || us < 0 || us > 10000000) {
+    unsigned long long us = strtoull(delay, &end, 10);
+    bool ok = end != delay && us <= 10000000;
+    if (ok && *end == ',') {
+      const char *second = end + 1;
+      seed = strtoull(second, &end, 10);
+      ok = end != second;
+    }
+    if (!ok || *end != '\0') {
       moe_error("MOE_TEST_DELAY=%s: expected microseconds, or microseconds,seed", delay);
       return MOE_EINVAL;
     }
-    exec->delay_us = us;
+    exec->delay_us = (int64_t)us;
     exec->delay_seed = seed;
   }
   return MOE_OK;

@@ -30,9 +30,9 @@ static int32_t *active_of(MoePacer *p)
   return (int32_t *)(void *)((uint8_t *)p + p->active_at);
 }
 
-static Pair *pairs_of(const MoePacer *p)
+static Pair *pairs_of(MoePacer *p)
 {
-  return (Pair *)(void *)((uint8_t *)(uintptr_t)p + p->pair_at);
+  return (Pair *)(void *)((uint8_t *)p + p->pair_at);
 }
 
 static size_t align64(size_t bytes)
@@ -201,7 +201,7 @@ uint64_t moe_pace_done(MoePacer *p, int32_t src, int32_t dst, int64_t now_ns, in
   return done;
 }
 
-int64_t moe_pace_start_ns(const MoePacer *p, int32_t src, int32_t dst, uint64_t number)
+int64_t moe_pace_start_ns(MoePacer *p, int32_t src, int32_t dst, uint64_t number)
 {
   return pairs_of(p)[src * p->n_ranks + dst].start_ns[number % MOE_PACE_QUEUE];
 }

@@ -26,7 +26,7 @@ bool moe_pace_start(MoePacer *, int32_t src, int32_t dst, size_t bytes, int64_t 
 uint64_t moe_pace_done(MoePacer *, int32_t src, int32_t dst, int64_t now_ns, int64_t *next_ns_p);
 
 /* When message `number` of the pair (one of the last MOE_PACE_QUEUE) began to travel. */
-int64_t moe_pace_start_ns(const MoePacer *, int32_t src, int32_t dst, uint64_t number);
+int64_t moe_pace_start_ns(MoePacer *, int32_t src, int32_t dst, uint64_t number);
 
 /* Grows with every start: a prediction of moe_pace_done() holds while it stays the same. */
 uint32_t moe_pace_epoch(const MoePacer *);

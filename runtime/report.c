@@ -61,6 +61,7 @@ static void print_progress(MoeReport *r, const MoeStepResult *s, double rate)
            (long long)left_s / 60 % 60, (long long)left_s % 60, s->skipped ? "  (skipped)" : "",
            r->live ? "\x1b[K\r" : "\n");
   show(line);
+  r->open_line = r->live;
 }
 
 MoeStatus moe_report_step(MoeReport *r, const MoeStepResult *s)
@@ -89,12 +90,13 @@ MoeStatus moe_report_eval(MoeReport *r, int64_t step, double loss)
   snprintf(line, sizeof line, "step %lld/%lld  held-out loss %.4f%s\n", (long long)step, (long long)r->steps, loss,
            r->live ? "\x1b[K" : "");
   show(line);
+  r->open_line = false;
   return MOE_OK;
 }
 
 void moe_report_end(MoeReport *r)
 {
-  if (r->live) {
+  if (r->open_line) {
     show("\n");
   }
 }

@@ -10,7 +10,8 @@
 typedef struct MoeReport {
   int log_fd; /* -1: none */
   const char *log_path;
-  bool live; /* stderr is a terminal: one line that is overwritten */
+  bool live;      /* stderr is a terminal: one line that is overwritten */
+  bool open_line; /* the cursor stands in a progress line */
   int64_t steps;
   int64_t begin_ns;
   int64_t printed_ns; /* last progress line */

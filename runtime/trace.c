@@ -6,27 +6,6 @@
 
 #include "runtime/log.h"
 
-void moe_trace_name(const MoeOp *op, char *name, size_t n)
-{
-  char edge[24] = "";
-  char bucket[24] = "";
-  char layer[16] = "";
-  char mb[16] = "";
-  if (op->edge < MOE_EDGE_COUNT) {
-    snprintf(edge, sizeof edge, " %s", moe_edge_name(op->edge));
-  }
-  if (op->bucket < MOE_BUCKET_COUNT) {
-    snprintf(bucket, sizeof bucket, " %s", moe_bucket_name(op->bucket));
-  }
-  if (op->layer >= 0) {
-    snprintf(layer, sizeof layer, " l%d", op->layer);
-  }
-  if (op->mb >= 0) {
-    snprintf(mb, sizeof mb, " m%d", op->mb);
-  }
-  snprintf(name, n, "%s%s%s%s%s", moe_op_name(op->kind), edge, bucket, layer, mb);
-}
-
 static int64_t time_of(const MoeShared *s, int32_t rank, int32_t op, int32_t end)
 {
   return atomic_load_explicit(&s->times[((int64_t)rank * s->max_ops + op) * 2 + end], memory_order_relaxed);
@@ -49,7 +28,7 @@ static void print_rank(FILE *out, const MoeBundle *b, const MoeShared *s, int32_
       continue; /* not an op of this rank */
     }
     char name[80];
-    moe_trace_name(&me.group->ops[i], name, sizeof name);
+    moe_op_title(&me.group->ops[i], name, sizeof name);
     const MoeOp *op = &me.group->ops[i];
     fprintf(
         out,

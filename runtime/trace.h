@@ -1,14 +1,11 @@
 /* Measured times of one step as Chrome trace events: pid is the rank, tid the stream, times in us from the step's first
- * op. */
+   op. */
 #ifndef MOE_TRACE_H
 #define MOE_TRACE_H
 
 #include "runtime/file.h"
 #include "runtime/shared.h"
 #include "runtime/topo.h"
-
-/* "ATT_FWD l0 m1", "SEND DISPATCH l0 m1", "OPTIMIZER ATT l2" */
-void moe_trace_name(const MoeOp *, char *name, size_t n);
 
 MoeStatus moe_trace_write(const MoeFile *, const MoeBundle *, const MoeShared *);
 

@@ -36,25 +36,30 @@ static MoeStatus check_row(const MoeBundle *b, const MoeOp *op)
   return MOE_OK;
 }
 
+static MoeStatus collect_op(const MoeRank *me, MoeWiring *w, int32_t *n_recvs, int32_t *peers, int32_t index)
+{
+  const MoeOp *op = &me->group->ops[index];
+  MOE_TRY(check_row(me->bundle, op));
+  int32_t n = moe_op_peers(me, op, peers);
+  for (int32_t k = 0; k < n; k++) {
+    if (op->kind == MOE_OP_SEND) {
+      MoeLinkPlan *link = &w->links[me->rank * w->n_ranks + peers[k]];
+      MOE_TRY(append(&link->sends, &link->n_msgs, index, op));
+    } else {
+      int32_t at = peers[k] * w->n_ranks + me->rank;
+      MOE_TRY(append(&w->links[at].recvs, &n_recvs[at], index, op));
+    }
+  }
+  return MOE_OK;
+}
+
 static MoeStatus collect(const MoeBundle *b, MoeWiring *w, int32_t *n_recvs, int32_t *peers)
 {
   for (int32_t r = 0; r < w->n_ranks; r++) {
     MoeRank me = moe_rank_of(b, r);
     for (int32_t i = 0; i < me.group->n_ops; i++) {
-      const MoeOp *op = &me.group->ops[i];
-      if (op->kind != MOE_OP_SEND && op->kind != MOE_OP_RECV) {
-        continue;
-      }
-      MOE_TRY(check_row(b, op));
-      int32_t n = moe_op_peers(&me, op, peers);
-      for (int32_t k = 0; k < n; k++) {
-        if (op->kind == MOE_OP_SEND) {
-          MoeLinkPlan *link = &w->links[r * w->n_ranks + peers[k]];
-          MOE_TRY(append(&link->sends, &link->n_msgs, i, op));
-        } else {
-          int32_t at = peers[k] * w->n_ranks + r;
-          MOE_TRY(append(&w->links[at].recvs, &n_recvs[at], i, op));
-        }
+      if (me.group->ops[i].kind == MOE_OP_SEND || me.group->ops[i].kind == MOE_OP_RECV) {
+        MOE_TRY(collect_op(&me, w, n_recvs, peers, i));
       }
     }
   }

@@ -24,41 +24,37 @@ def mpi_command(args, m, n):
 
 
 def measure(args, m, n):
-    """{bytes: rounds of (transport, copy, copies, mpi)} and the transport's first use of its slots."""
-    rounds, first = {}, []
+    """{bytes: lines of dictionaries}, and the transport's first use of its slots."""
+    lines, first = {}, []
     repeats = [str(args.repeats)] + (["all"] if args.smoke else [])
     for _ in range(args.rounds):
-        shm, mpi = {}, {}
-        for size, transport, copy, copies, cold in run([args.shm, str(m), str(n)] + repeats):
-            shm.setdefault(int(size), []).append((float(transport), float(copy), float(copies)))
-            if cold != "-":
-                first.append(float(cold))
+        mpi = {}
+        shm = run([args.shm, str(m), str(n)] + repeats)
         if args.mpi:
             for size, goodput in run(mpi_command(args, m, n) + repeats):
                 mpi.setdefault(int(size), []).append(float(goodput))
-        for size, lines in shm.items():
-            middle = statistics.median(mpi[size]) if mpi else None
-            rounds.setdefault(size, []).extend(line + (middle,) for line in lines)
-    return rounds, statistics.median(first)
+        for size, *numbers in shm:
+            line = dict(zip(("transport", "copy", "copies", "transport_cpu", "copy_cpu", "first"), map(float, numbers)))
+            line["mpi"] = statistics.median(mpi[int(size)]) if mpi else float("nan")
+            lines.setdefault(int(size), []).append(line)
+            if line["first"] > 0:
+                first.append(line["first"])
+    return lines, statistics.median(first)
 
 
-def median(lines, value):
-    return statistics.median(value(line) for line in lines)
+def show(m, n, lines, first):
+    def median(size, top, bottom=None):
+        return statistics.median(line[top] / (line[bottom] if bottom else 1) for line in lines[size])
 
-
-def show(m, n, rounds, first):
-    print(f"\n{m} x {n}: goodput in GB/s, medians; ratios are medians of ratios within a round")
-    print(f"{'message':>10} {'transport':>9} {'copy':>7} {'copies':>7} {'MPI':>7} {'/copy':>7} {'/copies':>7} {'/MPI':>7}")
-    for size in sorted(rounds):
-        lines = rounds[size]
-        mpi = lines[0][3] is not None
-        columns = [median(lines, lambda line, i=i: line[i]) for i in range(4 if mpi else 3)]
-        ratios = [median(lines, lambda line, i=i: line[0] / line[i]) for i in range(1, 4 if mpi else 3)]
-        cells = [f"{x:.2f}" for x in columns] + [] if mpi else [f"{x:.2f}" for x in columns] + ["-"]
-        cells += [f"{x:.2f}" for x in ratios] + ([] if mpi else ["-"])
-        widths = (9, 7, 7, 7, 7, 7, 7)
-        print(f"{size // 1024:>6} KiB " + " ".join(f"{c:>{w}}" for c, w in zip(cells, widths)))
-    print(f"first use of the slots (pages not yet mapped), largest message: {first:.2f}")
+    print(f"\n{m} x {n}: GB/s of rows, medians; ratios of the transport, medians of the ratios within a round")
+    heads = ("transport", "copy", "copies", "MPI", "/copy", "/copies", "/copy, CPU", "/MPI")
+    print(f"{'message':>10} " + " ".join(f"{head:>10}" for head in heads))
+    for size in sorted(lines):
+        cells = [median(size, name) for name in ("transport", "copy", "copies", "mpi")]
+        cells += [median(size, "transport", "copy"), median(size, "transport", "copies"),
+                  median(size, "transport_cpu", "copy_cpu"), median(size, "transport", "mpi")]
+        print(f"{size // 1024:>6} KiB " + " ".join(f"{cell:>10.2f}" for cell in cells))
+    print(f"first use of the slots, whose pages are not there yet, largest message: {first:.2f}")
 
 
 def main():
@@ -67,14 +63,14 @@ def main():
     parser.add_argument("--mpi", help="the m2n_mpi program; without it MPI is left out")
     parser.add_argument("--mpirun", default="mpirun")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=3, help="within a round")
+    parser.add_argument("--repeats", type=int, default=5, help="within a round")
     parser.add_argument("--smoke", action="store_true", help="a moment, checking every word that arrives")
     args = parser.parse_args()
     if args.smoke:
         args.rounds, args.repeats = 1, 1
     for m, n in SHAPES:
-        rounds, first = measure(args, m, n)
-        show(m, n, rounds, first)
+        lines, first = measure(args, m, n)
+        show(m, n, lines, first)
 
 
 if __name__ == "__main__":

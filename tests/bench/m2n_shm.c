@@ -1,9 +1,9 @@
 /* M senders and N receivers, processes, over the runtime's shared-memory transport, as its progress thread drives it:
    rows are gathered straight into the receiver's slot and published; the receiver checks a sample and releases; whoever
    finds nothing to do sleeps on its bell. In turn with it the same rows are gathered into private memory: by one
-   process, and by all senders at once. m2n_shm M N REPEATS [all] prints "BYTES transport copy copies first" lines,
-   GB/s; `first` is the transport's first use of its slots, "-" in the lines of later repeats. "all" checks every word.
- */
+   process, and by all senders at once. Arguments: M N REPEATS [all]; "all" checks every word. Prints lines of
+   BYTES transport copy copies transport-cpu copy-cpu first: GB/s; GB per second of CPU of all processes involved; and
+   the transport's first use of its slots, 0 but once. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/moe_layout.h"
@@ -21,13 +22,18 @@
 
 enum { MAX_SIDE = 8, MAX_RANKS = 2 * MAX_SIDE, SLOTS = 2, LOOK_AROUND_NS = 100000000 };
 
-static const size_t bytes_moved = (size_t)160 << 20;
+static const size_t bytes_moved = (size_t)96 << 20;
 
 typedef struct Control {
   pthread_barrier_t barrier;
   int64_t begin[MAX_RANKS];
   int64_t end[MAX_RANKS];
+  int64_t cpu[MAX_RANKS];
 } Control;
+
+typedef struct Rate {
+  double wall, cpu; /* GB per second */
+} Rate;
 
 typedef struct Bench {
   int m, n, repeats;
@@ -161,28 +167,39 @@ static void copy(Rank *r, uint32_t messages, uint32_t rows)
 
 typedef enum Phase { PHASE_TRANSFER, PHASE_COPY, PHASE_COPIES } Phase;
 
-/* All processes together; returns GB/s, in rank 0 only. */
-static double phase(Rank *r, Phase what, uint32_t messages, uint32_t rows)
+static int64_t cpu_ns(void)
+{
+  struct timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* All processes together. */
+static Rate phase(Rank *r, Phase what, uint32_t messages, uint32_t rows)
 {
   Control *c = r->bench->control;
   int ranks = r->bench->m + r->bench->n;
   int active = what == PHASE_TRANSFER ? ranks : what == PHASE_COPY ? 1 : r->bench->m;
   pthread_barrier_wait(&c->barrier);
   c->begin[r->rank] = moe_now_ns();
+  c->cpu[r->rank] = -cpu_ns();
   if (what == PHASE_TRANSFER) {
     transfer(r, messages, rows);
   } else if (r->rank < active) {
     copy(r, messages, rows);
   }
+  c->cpu[r->rank] += cpu_ns();
   c->end[r->rank] = moe_now_ns();
   pthread_barrier_wait(&c->barrier);
-  int64_t begin = c->begin[0], end = c->end[0];
+  int64_t begin = c->begin[0], end = c->end[0], cpu = 0;
   for (int i = 0; i < active; i++) {
+    cpu += c->cpu[i];
     begin = c->begin[i] < begin ? c->begin[i] : begin;
     end = c->end[i] > end ? c->end[i] : end;
   }
   int links = (what == PHASE_COPY ? 1 : r->bench->m) * r->bench->n;
-  return (double)links * messages * rows * ROW_BYTES / (double)(end - begin);
+  double bytes = (double)links * messages * rows * ROW_BYTES;
+  return (Rate){bytes / (double)(end - begin), bytes / (double)cpu};
 }
 
 static void run_rank(const Bench *b, int rank)
@@ -201,20 +218,17 @@ static void run_rank(const Bench *b, int rank)
     rows_fill(rank, r.pool, rows_pool(most));
     memset(r.copy, 0, (size_t)r.peers * SLOTS * most * ROW_BYTES);
   }
-  double first = 0;
   for (uint32_t rows = most; rows >= MIN_ROWS; rows /= 4) { /* the largest first: it touches all pages of the slots */
     uint32_t messages = b->all ? 4 : rows_messages(bytes_moved, b->m * b->n, rows);
     make_lists(&r, rows);
-    double cold = phase(&r, PHASE_TRANSFER, rows == most ? SLOTS : messages, rows);
-    first = rows == most ? cold : first;
+    Rate first = phase(&r, PHASE_TRANSFER, rows == most ? SLOTS : messages, rows);
     for (int i = 0; i < b->repeats; i++) {
-      double one = phase(&r, PHASE_COPY, messages, rows);
-      double moved = phase(&r, PHASE_TRANSFER, messages, rows);
-      double all = phase(&r, PHASE_COPIES, messages, rows);
-      if (rank == 0 && rows == most && i == 0) {
-        printf("%zu %.4f %.4f %.4f %.4f\n", (size_t)rows * ROW_BYTES, moved, one, all, first);
-      } else if (rank == 0) {
-        printf("%zu %.4f %.4f %.4f -\n", (size_t)rows * ROW_BYTES, moved, one, all);
+      Rate one = phase(&r, PHASE_COPY, messages, rows);
+      Rate moved = phase(&r, PHASE_TRANSFER, messages, rows);
+      Rate all = phase(&r, PHASE_COPIES, messages, rows);
+      if (rank == 0) {
+        printf("%zu %.4f %.4f %.4f %.4f %.4f %.4f\n", (size_t)rows * ROW_BYTES, moved.wall, one.wall, all.wall,
+               moved.cpu, one.cpu, rows == most && i == 0 ? first.wall : 0.0);
       }
     }
   }

@@ -1,9 +1,9 @@
 /* The matrix products of training steps and nothing else, by cblas_sgemm on one thread: q, k, v; attention; output
    projection; router; experts; head; each with its input and weight gradients. Causal attention is taken as S x S/2
    products over all query heads of a key head; its backward as four (dP, dV, dQ, dK): scores are not formed again.
-   Tokens spread evenly over the experts. Every layer has weights and gradients of its own. steps_gemm SPEC STEPS
-   [check] prints seconds of CPU and GFLOP per step. "check" compares an element of every product with a dot product in
-   fp64. */
+   Tokens spread evenly over the experts. Every layer has weights and gradients of its own. Arguments: SPEC STEPS
+   [check]; "check" compares an element of every product with a dot product in fp64. Prints seconds of CPU and GFLOP,
+   both per step. */
 #include <cblas.h>
 #include <math.h>
 #include <stdlib.h>

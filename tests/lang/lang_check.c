@@ -41,11 +41,13 @@ static bool read_args(int argc, char **argv, Args *args)
 
 static bool on_file(Arena *arena, Diag *diag, const Args *args)
 {
-  AstFile *file = ast_parse(arena, diag, args->path, args->defines, args->n_defines);
+  bool fmt = strcmp(args->verb, "fmt") == 0;
+  AstFile *file =
+      fmt ? ast_read(arena, diag, args->path) : ast_parse(arena, diag, args->path, args->defines, args->n_defines);
   if (!file) {
     return false;
   }
-  if (strcmp(args->verb, "fmt") == 0) {
+  if (fmt) {
     ast_print(file, stdout);
     return true;
   }

@@ -60,8 +60,8 @@ static inline char *t_format(const AstFile *file)
 
 static inline void t_contains(const char *text, const char *part)
 {
-  if (!strstr(text, part)) {
-    fail_msg("expected \"%s\" in:\n%s", part, text);
+  if (!text || !strstr(text, part)) {
+    fail_msg("expected \"%s\" in:\n%s", part, text ? text : "");
   }
 }
 

@@ -39,6 +39,7 @@ END
 # 8 sequences of 7 tokens, all below 61
 i=0
 while [ $i -lt 56 ]; do
+  # shellcheck disable=SC2059 # octal escapes are what the format is for
   printf "\\$(printf %o $((i * i % 61)))\\0\\0\\0"
   i=$((i + 1))
 done >tokens

@@ -1,5 +1,6 @@
 /* Slots, doorbells and locks between two processes: every message arrives once, whole, in order, and never in a slot
    that is still in use; nobody sleeps for ever. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,6 +70,33 @@ static int64_t receive_all(const MoeLink *link)
     link->transport->release(link, slot, generation);
   }
   return -1;
+}
+
+static void *send_thread(void *link)
+{
+  send_all(link);
+  return NULL;
+}
+
+/* Both ends in one process, where a race detector sees them. */
+static void two_threads(void **state)
+{
+  (void)state;
+  Area *a = map_area();
+  uint64_t offset[SLOTS] = {0, 2048, 4096};
+  size_t capacity[SLOTS] = {BYTES, BYTES, BYTES};
+  MoeLink link = {.transport = &moe_transport_self,
+                  .src_bell = &a->bells[0],
+                  .dst_bell = &a->bells[1],
+                  .n_slots = SLOTS,
+                  .slab = a->slabs,
+                  .offset = offset,
+                  .capacity = capacity};
+  pthread_t thread;
+  assert_int_equal(pthread_create(&thread, NULL, send_thread, &link), 0);
+  assert_int_equal(receive_all(&link), -1);
+  pthread_join(thread, NULL);
+  munmap(a, sizeof *a);
 }
 
 static void two_processes(void **state)
@@ -154,9 +182,8 @@ static void lock_excludes(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(transports),
-      cmocka_unit_test(two_processes),
-      cmocka_unit_test(a_bell_wakes_at_its_deadline),
+      cmocka_unit_test(transports),    cmocka_unit_test(two_threads),
+      cmocka_unit_test(two_processes), cmocka_unit_test(a_bell_wakes_at_its_deadline),
       cmocka_unit_test(lock_excludes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

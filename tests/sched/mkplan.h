@@ -18,8 +18,8 @@ typedef struct MkPlan {
   bool node;          /* node-deduplicated */
   bool colocated;     /* groups have both roles; p_ffn and n are not read */
   bool tied;
-  int seqs; /* per attention rank; 0: 1 */
-  int seq;  /* positions; 0: 4096 */
+  int seqs;  /* per attention rank; 0: 1 */
+  int seq;   /* positions; 0: 4096 */
   int vocab; /* 0: 151936 */
 } MkPlan;
 

@@ -37,6 +37,8 @@ static void build(const MkPlan *mk, Built *b)
   assert_true(ok);
 }
 
+static int most_work, most_chan;
+
 /* Saved slots are bounded by the micro-batches in flight; all work is bounded by few slots. */
 static void check_limits(const Built *b)
 {
@@ -46,8 +48,15 @@ static void check_limits(const Built *b)
       att += b->plan.att_group[layer] == g;
       ffn += b->plan.ffn_group[layer] == g;
     }
+    most_work = b->sched.groups[g].att_work > most_work ? b->sched.groups[g].att_work : most_work;
+    most_work = b->sched.groups[g].ffn_work > most_work ? b->sched.groups[g].ffn_work : most_work;
     assert_in_range(b->sched.groups[g].att_saved, att > 0, (unsigned)(att * b->plan.in_flight));
     assert_in_range(b->sched.groups[g].ffn_saved, ffn > 0, (unsigned)(ffn * b->plan.in_flight));
+  }
+  for (int i = 0; i < b->sched.n_chans; i++) {
+    if (b->sched.chans[i].src >= 0) {
+      most_chan = b->sched.chans[i].slots > most_chan ? b->sched.chans[i].slots : most_chan;
+    }
   }
   assert_in_range(b->sched.in_flight, 1, (unsigned)b->plan.in_flight);
 }
@@ -74,7 +83,7 @@ static void compile_time_grid(void **state)
       }
     }
   }
-  print_message("%d plans\n", n);
+  print_message("%d plans, at most %d work slots and %d message slots\n", n, most_work, most_chan);
 }
 
 static void layers_and_groups(void **state)
@@ -104,7 +113,7 @@ static void layers_and_groups(void **state)
       }
     }
   }
-  print_message("%d plans\n", n);
+  print_message("%d plans, at most %d work slots and %d message slots\n", n, most_work, most_chan);
 }
 
 static void colocated_groups(void **state)

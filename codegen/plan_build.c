@@ -121,14 +121,13 @@ static int by_value(const void *a, const void *b)
   return *(const int *)a - *(const int *)b;
 }
 
-/* A side's NICs go to its ranks in runs of equal length, whatever groups those are in. */
-/* First ranks of a side's NICs. A side that has more NICs than its ranks' share owns its nodes alone, and each node's
-   NICs serve the ranks on that node; otherwise NICs are spread evenly over the ranks. */
-static void place_side_nics(const PlanGroup *g, const Side *s, int per, Plan *plan)
+/* First ranks of a side's NICs. A side with all NICs of its nodes owns them alone, and each node's NICs serve the ranks
+   on that node; otherwise NICs are spread evenly over the ranks. */
+static void place_side_nics(const PlanGroup *g, const Side *s, const Nodes *cluster, Plan *plan)
 {
-  int total = side_total(s);
+  int total = side_total(s), per = cluster->ranks;
   int nodes = (total + per - 1) / per;
-  bool whole = s->nics > total && s->nics % nodes == 0;
+  bool whole = s->nics == nodes * cluster->nics;
   int parts = whole ? nodes : 1;
   for (int node = 0; node < parts; node++) {
     int64_t first = whole ? (int64_t)node * per : 0;
@@ -140,14 +139,15 @@ static void place_side_nics(const PlanGroup *g, const Side *s, int per, Plan *pl
   }
 }
 
-static void place_nics(Arena *arena, const Choice *choice, Plan *plan)
+static void place_nics(Arena *arena, const Spec *spec, const Choice *choice, Plan *plan)
 {
+  Nodes cluster = plan_nodes(spec);
   bool both = choice->place == PLACE_COLOCATED;
   plan->nic_ranks = arena_new_array(arena, int, (size_t)(choice->att.nics + choice->ffn.nics) + 1);
   for (int side = 0; side < (both ? 1 : 2); side++) {
     const Side *s = side == 0 ? &choice->att : &choice->ffn;
     PlanGroup *g = plan->groups + (side == 0 ? 0 : choice->att.p);
-    place_side_nics(g, s, plan->ranks_per_node, plan);
+    place_side_nics(g, s, &cluster, plan);
     for (int i = 0; i < s->p && s->nics > 0; i++) {
       bool own_first = false; /* else its first rank shares a NIC that began with an earlier rank */
       for (int k = 0; k < plan->n_nics; k++) {
@@ -209,7 +209,7 @@ void plan_build(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Ch
   plan->p_ffn = choice->ffn.p;
   plan->ranks_per_node = spec->plan.ranks_per_node > 0 ? spec->plan.ranks_per_node : spec->cluster.gpus;
   place_groups(arena, choice, plan);
-  place_nics(arena, choice, plan);
+  place_nics(arena, spec, choice, plan);
   plan->att_group = arena_new_array(arena, int, (size_t)layers + 1);
   plan->ffn_group = arena_new_array(arena, int, (size_t)layers);
   for (int l = 0; l <= layers; l++) {

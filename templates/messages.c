@@ -248,7 +248,7 @@ size_t moe_pack_dispatch(MoeCall *call, void *slot)
         }
         if (pass == 1) {
           heads[row] = (MoeRowHead){token, (uint16_t)(pair - first_pair), route.home};
-          moe_row_copy(draft.rows + row * MOE_HIDDEN, s.a + t * MOE_HIDDEN, 1);
+          moe_row_put(&draft, draft.rows + row * MOE_HIDDEN, s.a + t * MOE_HIDDEN, 1);
         }
         row++;
       }
@@ -261,7 +261,7 @@ size_t moe_pack_dispatch(MoeCall *call, void *slot)
       list = draft.pairs;
     }
   }
-  return draft.bytes;
+  return moe_draft_end(&draft);
 }
 
 /* The list that COMBINE and DISPATCH_B speak of: the relay's where there are relays, else the rank's own. */
@@ -289,8 +289,8 @@ size_t moe_pack_combine(MoeCall *call, void *slot)
   for (size_t r = 0; r < n; r++) {
     tokens[r] = list.rows[run.row + r].token;
   }
-  moe_row_copy(draft.rows, work.rows + run.row * MOE_HIDDEN, n);
-  return draft.bytes;
+  moe_row_put(&draft, draft.rows, work.rows + run.row * MOE_HIDDEN, n);
+  return moe_draft_end(&draft);
 }
 
 size_t moe_pack_combine_b(MoeCall *call, void *slot)
@@ -306,9 +306,9 @@ size_t moe_pack_combine_b(MoeCall *call, void *slot)
   size_t n = i < s.head->n_src ? s.src_rows[i] : 0;
   MoeDraft draft = moe_draft(call, slot, n, MOE_NO_HEAD, 0, 0);
   for (size_t r = 0; r < n; r++) {
-    moe_row_copy(draft.rows + r * MOE_HIDDEN, work.dx + s.src_token[i * s.tokens + r] * MOE_HIDDEN, 1);
+    moe_row_put(&draft, draft.rows + r * MOE_HIDDEN, work.dx + s.src_token[i * s.tokens + r] * MOE_HIDDEN, 1);
   }
-  return draft.bytes;
+  return moe_draft_end(&draft);
 }
 
 size_t moe_pack_dispatch_b(MoeCall *call, void *slot)
@@ -324,6 +324,6 @@ size_t moe_pack_dispatch_b(MoeCall *call, void *slot)
   if (pairs > 0) {
     memcpy(draft.pairs, work.dw + run.pair, pairs * sizeof(float));
   }
-  moe_row_copy(draft.rows, work.rows + run.row * MOE_HIDDEN, n);
-  return draft.bytes;
+  moe_row_put(&draft, draft.rows, work.rows + run.row * MOE_HIDDEN, n);
+  return moe_draft_end(&draft);
 }

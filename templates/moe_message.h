@@ -4,6 +4,7 @@
 
 #include "moe_model.h"
 #include "moe_store.h"
+#include "moe_stream.h"
 
 /* Bytes before the rows, per row and per pair, of each kind of message. */
 enum {
@@ -112,6 +113,26 @@ static inline void moe_row_add(float *sum, const MoeReal *row, bool first)
   }
 }
 
+/* Rows into a message. */
+static inline void moe_row_put(const MoeDraft *draft, MoeReal *to, const MoeReal *from, size_t rows)
+{
+  if (rows > 0 && draft->bytes >= MOE_STREAM_MIN) {
+    moe_stream_copy(to, from, rows * MOE_HIDDEN * sizeof *to);
+  } else if (rows > 0) {
+    memcpy(to, from, rows * MOE_HIDDEN * sizeof *to);
+  }
+}
+
+/* The message is whole; returns its bytes. */
+static inline size_t moe_draft_end(const MoeDraft *draft)
+{
+  if (draft->bytes >= MOE_STREAM_MIN) {
+    moe_stream_end();
+  }
+  return draft->bytes;
+}
+
+/* Rows out of a message. */
 static inline void moe_row_copy(MoeReal *to, const MoeReal *from, size_t rows)
 {
   if (rows > 0) {

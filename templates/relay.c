@@ -100,12 +100,12 @@ size_t moe_pack_forward(MoeCall *call, void *slot)
           *out++ = pair[k];
         }
       }
-      moe_row_copy(to, from, 1);
+      moe_row_put(&draft, to, from, 1);
       to += MOE_HIDDEN;
     }
     pair += row->pairs;
   }
-  return draft.bytes;
+  return moe_draft_end(&draft);
 }
 
 size_t moe_pack_gather_b(MoeCall *call, void *slot)
@@ -134,12 +134,12 @@ size_t moe_pack_gather_b(MoeCall *call, void *slot)
       return 0;
     }
     if (moe_row_goes_to(owner, &list.rows[r], pair, (uint16_t)call->peer, &n)) {
-      moe_row_copy(to, from, 1);
+      moe_row_put(&draft, to, from, 1);
       to += MOE_HIDDEN;
     }
     pair += list.rows[r].pairs;
   }
-  return draft.bytes;
+  return moe_draft_end(&draft);
 }
 
 size_t moe_pack_gather(MoeCall *call, void *slot)
@@ -150,8 +150,8 @@ size_t moe_pack_gather(MoeCall *call, void *slot)
   moe_ffn_work_carve(call->work, s.list.head->rows, s.list.head->pairs, &work);
   MoeRun run = moe_src_run(&s.list, call->peer);
   MoeDraft draft = moe_draft(call, slot, run.row_end - run.row, MOE_NO_HEAD, 0, 0);
-  moe_row_copy(draft.rows, work.rows + run.row * MOE_HIDDEN, run.row_end - run.row);
-  return draft.bytes;
+  moe_row_put(&draft, draft.rows, work.rows + run.row * MOE_HIDDEN, run.row_end - run.row);
+  return moe_draft_end(&draft);
 }
 
 size_t moe_pack_forward_b(MoeCall *call, void *slot)
@@ -166,8 +166,8 @@ size_t moe_pack_forward_b(MoeCall *call, void *slot)
   if (pairs > 0) {
     memcpy(draft.pairs, work.dw + run.pair, pairs * sizeof(float));
   }
-  moe_row_copy(draft.rows, work.rows + run.row * MOE_HIDDEN, run.row_end - run.row);
-  return draft.bytes;
+  moe_row_put(&draft, draft.rows, work.rows + run.row * MOE_HIDDEN, run.row_end - run.row);
+  return moe_draft_end(&draft);
 }
 
 /* Sums one row of the list over the node's ranks that hold a part of it, and places their weight gradients, if any. */

@@ -101,7 +101,7 @@ static void pack(Rank *r, int peer, uint32_t rows)
   size_t rows_at = moe_msg_rows_at(0, 0, 0, 0);
   MoeMsgHead *head = (MoeMsgHead *)(void *)slot;
   *head = (MoeMsgHead){.rows = rows, .stamp = stamp_of(k), .bytes = (uint32_t)(rows_at + (size_t)rows * ROW_BYTES)};
-  rows_gather(slot + rows_at, r->pool, r->lists[peer][k % LISTS], rows);
+  rows_put(slot + rows_at, r->pool, r->lists[peer][k % LISTS], rows);
   if (link->transport->put(link, (uint32_t)(k % SLOTS), k / SLOTS + 1, head->bytes, 0) != MOE_OK) {
     fail("cannot hand over a message");
   }

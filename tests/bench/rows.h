@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "templates/moe_stream.h"
+
 enum {
   ROW_WORDS = 512, /* hidden 512 in fp32 */
   ROW_BYTES = ROW_WORDS * 4,
@@ -64,6 +66,20 @@ static inline void rows_gather(uint8_t *to, const uint32_t *pool, const uint32_t
 {
   for (uint32_t i = 0; i < n; i++) {
     memcpy(to + (size_t)i * ROW_BYTES, pool + (size_t)list[i] * ROW_WORDS, ROW_BYTES);
+  }
+}
+
+/* The same into a slot, as the kernels' pack functions store rows. */
+static inline void rows_put(uint8_t *to, const uint32_t *pool, const uint32_t *list, uint32_t n)
+{
+  bool stream = (size_t)n * ROW_BYTES >= MOE_STREAM_MIN;
+  for (uint32_t i = 0; i < n && stream; i++) {
+    moe_stream_copy(to + (size_t)i * ROW_BYTES, pool + (size_t)list[i] * ROW_WORDS, ROW_BYTES);
+  }
+  if (stream) {
+    moe_stream_end();
+  } else {
+    rows_gather(to, pool, list, n);
   }
 }
 

@@ -4,6 +4,7 @@
   layouts.py pairwise   every pair of layout choices at least once
   layouts.py full       the whole matrix
   layouts.py routing    forced and degenerate routing, odd lengths and sizes
+  layouts.py few        a handful of both, for programs built with a sanitizer (--build "--cflags=... --runtime=...")
   layouts.py repeat     the same plan twice, and with poisoned memory: the same bits
 
 Tolerance: per tensor |difference| / |reference| <= 1e-4 in fp32. Products of a few dozen fp32 terms carry about 1e-6;
@@ -20,6 +21,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,7 +81,7 @@ plan {{ schedule = af_pipe; placement = {c['place']}; replicas = {c['replicas']}
 class Runner:
     def __init__(self, args):
         self.args = args
-        self.work = os.path.join(args.work, "layouts-" + args.what)
+        self.work = os.path.join(args.work, "layouts-" + args.what + hashlib.sha1(args.build.encode()).hexdigest()[:6])
         shutil.rmtree(self.work, ignore_errors=True)
         os.makedirs(self.work)
         self.env = dict(os.environ, MOEC_CACHE=os.path.join(args.work, "objects"))
@@ -116,7 +118,7 @@ class Runner:
         with open(spec, "w") as f:
             f.write(text)
         bundle = os.path.join(self.work, name)
-        self.run(self.args.moec, "build", spec, "-o", bundle)
+        self.run(self.args.moec, "build", spec, "-o", bundle, *shlex.split(self.args.build))
         return spec, bundle
 
     def reference(self, c, spec, bundle):
@@ -208,6 +210,13 @@ ROUTING = [
 ]
 
 
+FEW = [
+    dict(ratio=(2, 3), p_att=2, p_ffn=3, mbs=3, uneven=True), dict(ratio=(2, 4), node=2, replicas=2, tail=1),
+    dict(ratio=(2, 2), place="colocated", p_att=2, tail=1), dict(seq=1, ratio=(1, 4)),
+    dict(capacity=0.25, vocab=257, tied="true", qk_norm="none", router="topk_softmax", experts=5, ratio=(3, 2), p_att=2, seq=33),
+]
+
+
 def repeat(runner):
     """Bits: two runs, one with poisoned memory, one with random delays, one with synchronous sends."""
     for c in (dict(ratio=(2, 3), p_att=2, p_ffn=2, mbs=3), dict(ratio=(2, 4), node=2, replicas=2, mbs=2), dict(capacity=0.5, ratio=(3, 2))):
@@ -230,16 +239,17 @@ def repeat(runner):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["pairwise", "full", "routing", "repeat"])
+    parser.add_argument("what", choices=["pairwise", "full", "routing", "few", "repeat"])
     for flag in ("--moec", "--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
+    parser.add_argument("--build", default="", help="more options for `moec build`")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     args = parser.parse_args()
     runner = Runner(args)
     if args.what == "repeat":
         repeat(runner)
     else:
-        cases = ROUTING if args.what == "routing" else pairwise()
+        cases = {"routing": ROUTING, "few": FEW}.get(args.what) or pairwise()
         if args.what == "full":
             keys = list(CHOICES)
             cases = [c for c in (dict(zip(keys, v)) for v in itertools.product(*CHOICES.values())) if sensible(c)]

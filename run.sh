@@ -8,7 +8,10 @@ steps=${1:-400}
 
 .ci/install run
 cmake --preset release >/dev/null
-cmake --build --preset release --target moec
+quiet=()
+[ -t 1 ] || quiet=(-- --quiet)
+echo "building moec"
+cmake --build --preset release --target moec "${quiet[@]}"
 moec=build/release/moec
 mkdir -p out
 

@@ -11,5 +11,13 @@ if [ "${1:-}" = --slow ]; then
   shift
 fi
 cmake --preset dev >/dev/null
-cmake --build --preset dev
-ctest --test-dir build/dev --output-on-failure -j 2 --no-tests=error "${exclude[@]}" "$@"
+quiet=()
+[ -t 1 ] || quiet=(-- --quiet)
+cmake --build --preset dev "${quiet[@]}"
+log=build/dev/test.log
+ctest --test-dir build/dev --output-on-failure -j 2 --no-tests=error "${exclude[@]}" "$@" | tee "$log"
+
+awk 'NR == FNR { if ($1 !~ /^#/ && NF == 2) budget[$1] = $2; next }
+     $2 == "=" && $4 ~ /^sec/ && ($1 in budget) && $3 > budget[$1] {
+       printf "over budget: label %s took %d s of core time, %d are planned (tests/budgets.txt)\n", $1, $3, budget[$1]
+     }' tests/budgets.txt "$log"

@@ -91,8 +91,9 @@ typedef struct MoeKernels {
   size_t (*ffn_saved_bytes)(const MoeDims *);
   size_t (*ffn_work_bytes)(const MoeDims *);
   size_t (*scratch_bytes)(const MoeDims *);
-  /* Largest message of an edge from one rank to one other, header included. src_seqs: most sequences the sender (or,
-     for gradients, the receiver) holds as an attention rank; experts: most experts of the FFN rank or node. */
+  /* Largest message of an edge from one rank to one other, header included. att_seqs: most sequences the attention rank
+     at one of its ends holds (NODE edges: sequences of a micro-batch); experts: most experts of the FFN rank, or of its
+     node where dispatches are relayed. */
   size_t (*msg_bytes)(MoeEdge edge, int32_t seq, int32_t att_seqs, int32_t experts);
   /* The compute ops, RELAY and NODE_REDUCE; NULL for ops that the executor does itself. */
   MoeStatus (*run[MOE_OP_COUNT])(MoeCall *);

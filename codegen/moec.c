@@ -1,5 +1,7 @@
 /* moec: the command line. Each verb is the same list of calls, stopped at a different point:
    text -> AstFile -> Spec -> Plan -> Schedule -> Bundle -> program. */
+#define _XOPEN_SOURCE 700 /* realpath */
+
 #include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>
@@ -58,7 +60,7 @@ static const char usage_text[] =
     "  keys      the reference of all keys, as specs/LANGUAGE.md holds it (takes no file)\n"
     "\n"
     "  -D NAME=VALUE       overrides a `let` of the file\n"
-    "  --shape NAMES       the shapes to take, comma-separated (default: all; schedule and build: the first)\n"
+    "  --shape NAMES       the shapes to take, comma-separated (default: all; schedule, build and --json: the first)\n"
     "  --json              plan, schedule: print JSON\n"
     "  --trace FILE        schedule: also write it as a Chrome trace\n"
     "  --svg FILE          schedule: also draw it\n"
@@ -110,22 +112,29 @@ static int verb_check(Compile *c)
   return load(c) ? 0 : EXIT_BAD_SPEC;
 }
 
-/* Replaces a file by renames, so that it is never half written. */
+/* Replaces a file by renames, so that it is never half written; a device or a pipe is written where it is. */
 static bool replace_file(Compile *c, const char *path, const char *text, size_t n)
 {
-  char *temp = arena_printf(c->arena, "%s.tmp-%ld", path, (long)getpid());
   struct stat old;
+  bool exists = stat(path, &old) == 0;
+  bool special = exists && !S_ISREG(old.st_mode);
+  char *target =
+      exists && !special ? realpath(path, NULL) : NULL; /* a link stays, the file that it names is replaced */
+  const char *name = target ? target : path;
+  const char *temp = special ? path : arena_printf(c->arena, "%s.tmp-%ld", name, (long)getpid());
   FILE *out = fopen(temp, "wb");
   bool ok = out && fwrite(text, 1, n, out) == n;
   ok = out && fclose(out) == 0 && ok;
-  if (ok && stat(path, &old) == 0) {
-    ok = chmod(temp, old.st_mode & 07777) == 0;
+  if (ok && !special) {
+    ok = (!exists || chmod(temp, old.st_mode & 07777) == 0) && rename(temp, name) == 0;
   }
-  ok = ok && rename(temp, path) == 0;
   if (!ok) {
     diag_error(c->diag, (Span){0}, "cannot write %s: %s", path, strerror(errno));
-    unlink(temp);
+    if (out && !special) {
+      unlink(temp);
+    }
   }
+  free(target);
   return ok;
 }
 
@@ -156,10 +165,24 @@ static int verb_fmt(Compile *c)
   return code;
 }
 
+/* schedule, build and JSON take one shape. */
+static void take_first_shape(Compile *c)
+{
+  if (c->spec.n_shapes > 1) {
+    diag_warn(c->diag, c->spec.shapes[1].span,
+              "the spec has %d shapes; `%s` takes the first, \"%s\" (choose with --shape)", c->spec.n_shapes,
+              c->options->verb, c->spec.shapes[0].name);
+    c->spec.n_shapes = 1;
+  }
+}
+
 static int verb_plan(Compile *c)
 {
   if (!load(c)) {
     return EXIT_BAD_SPEC;
+  }
+  if (c->options->json) { /* one document */
+    take_first_shape(c);
   }
   for (int i = 0; i < c->spec.n_shapes; i++) {
     int code = make_schedule(c, i);
@@ -175,17 +198,12 @@ static int verb_plan(Compile *c)
   return 0;
 }
 
-/* schedule and build take one shape. */
 static int one_schedule(Compile *c)
 {
   if (!load(c)) {
     return EXIT_BAD_SPEC;
   }
-  if (c->spec.n_shapes > 1) {
-    diag_warn(c->diag, c->spec.shapes[1].span,
-              "the spec has %d shapes; `%s` takes the first, \"%s\" (choose with --shape)", c->spec.n_shapes,
-              c->options->verb, c->spec.shapes[0].name);
-  }
+  take_first_shape(c);
   return make_schedule(c, 0);
 }
 
@@ -390,13 +408,22 @@ static int parse_options(int argc, char **argv, Options *o)
   return 0;
 }
 
+static bool output_written(void)
+{
+  if (fflush(stdout) == 0 && !ferror(stdout)) {
+    return true;
+  }
+  fprintf(stderr, "moec: cannot write the output: %s\n", strerror(errno));
+  return false;
+}
+
 int main(int argc, char **argv)
 {
   Options options = {0};
   int stop = parse_options(argc, argv, &options);
   if (stop) {
     free(options.defines);
-    return stop - 1;
+    return output_written() ? stop - 1 : EXIT_BAD_SPEC;
   }
   int code = -1;
   for (size_t i = 0; i < sizeof verbs / sizeof *verbs && code < 0; i++) {
@@ -411,8 +438,7 @@ int main(int argc, char **argv)
     c.diag = diag_new(c.arena, stderr);
     code = verbs[i].run(&c);
     diag_finish(c.diag);
-    if (fflush(stdout) != 0) {
-      fprintf(stderr, "moec: cannot write the output: %s\n", strerror(errno));
+    if (!output_written()) {
       code = EXIT_BAD_SPEC;
     }
     arena_free(c.arena);

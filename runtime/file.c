@@ -3,27 +3,40 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/log.h"
 
 MoeStatus moe_file_begin(MoeFile *f, const char *path)
 {
-  size_t room = strlen(path) + 32;
-  *f = (MoeFile){.fd = -1, .path = path, .temp = malloc(room)};
-  if (f->temp == NULL) {
-    moe_error("out of memory for a file name");
-    return MOE_ENOMEM;
+  *f = (MoeFile){.fd = -1, .path = path};
+  struct stat old;
+  bool exists = stat(path, &old) == 0;
+  if (exists && !S_ISREG(old.st_mode)) {
+    moe_error("cannot create %s: it is %s", path, S_ISDIR(old.st_mode) ? "a directory" : "a special file");
+    return MOE_EIO;
   }
-  snprintf(f->temp, room, "%s.tmp%ld", path, (long)getpid());
+  f->target = exists ? realpath(path, NULL) : strdup(path); /* a link stays, the file that it names is replaced */
+  size_t room = f->target != NULL ? strlen(f->target) + 32 : 0;
+  f->temp = f->target != NULL ? malloc(room) : NULL;
+  if (f->temp == NULL) {
+    moe_error("cannot create %s: %s", path, strerror(errno));
+    free(f->target);
+    *f = MOE_NO_FILE;
+    return MOE_EIO;
+  }
+  snprintf(f->temp, room, "%s.tmp%ld", f->target, (long)getpid());
   f->fd = open(f->temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (f->fd < 0) {
     moe_error("cannot create %s: %s", path, strerror(errno));
     free(f->temp);
-    f->temp = NULL;
+    free(f->target);
+    *f = MOE_NO_FILE;
     return MOE_EIO;
   }
   return MOE_OK;
@@ -57,12 +70,13 @@ MoeStatus moe_file_commit(MoeFile *f)
     moe_error("cannot write %s: %s", f->path, strerror(errno));
     return MOE_EIO;
   }
-  if (rename(f->temp, f->path) != 0) {
+  if (rename(f->temp, f->target) != 0) {
     moe_error("cannot rename %s to %s: %s", f->temp, f->path, strerror(errno));
     return MOE_EIO;
   }
   close(f->fd);
   free(f->temp);
+  free(f->target);
   *f = MOE_NO_FILE;
   return MOE_OK;
 }
@@ -73,6 +87,7 @@ void moe_file_abandon(MoeFile *f)
     close(f->fd);
     unlink(f->temp);
     free(f->temp);
+    free(f->target);
     *f = MOE_NO_FILE;
   }
 }

@@ -10,6 +10,7 @@
 typedef struct MoeFile {
   int fd; /* -1: none */
   const char *path;
+  char *target; /* path without links */
   char *temp;
 } MoeFile;
 

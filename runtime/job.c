@@ -218,8 +218,22 @@ static int run_job(MoeRun *run)
   return code;
 }
 
+/* With a closed stdin, stdout or stderr, the next file to be opened would take its number, and our messages go into it.
+ */
+static void hold_standard_files(void)
+{
+  int fd;
+  do {
+    fd = open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) {
+    close(fd);
+  }
+}
+
 int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char **argv)
 {
+  hold_standard_files();
   MoeOptions options;
   if (moe_options_parse(&options, bundle, argc, argv) != MOE_OK) {
     return 2;

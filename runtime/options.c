@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "runtime/log.h"
 
@@ -233,6 +234,29 @@ static MoeStatus parse_one(MoeOptions *o, int argc, char **argv, int *i)
   return MOE_EINVAL;
 }
 
+/* One file under two options would be cut off or replaced by the one while the other uses it. */
+static MoeStatus check_files(const MoeOptions *o)
+{
+  for (int i = 0; i < N_ROWS; i++) {
+    for (int j = 0; j < i && rows[i].kind == TEXT; j++) {
+      const char *a = *(const char *const *)((const char *)o + rows[i].offset);
+      const char *b = rows[j].kind == TEXT ? *(const char *const *)((const char *)o + rows[j].offset) : NULL;
+      struct stat of_a;
+      struct stat of_b;
+      if (a == NULL || b == NULL) {
+        continue;
+      }
+      bool exist = stat(a, &of_a) == 0 && stat(b, &of_b) == 0;
+      if (exist ? S_ISREG(of_a.st_mode) && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino
+                : strcmp(a, b) == 0) {
+        moe_error("--%s and --%s name the same file, %s", rows[j].name, rows[i].name, a);
+        return MOE_EINVAL;
+      }
+    }
+  }
+  return MOE_OK;
+}
+
 MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **argv)
 {
   *o = (MoeOptions){.steps = -1, .holdout = 0.1, .seed = b->seed, .timeout_s = 300};
@@ -262,7 +286,7 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
     moe_error("--trace-step has no effect without --trace FILE");
     return MOE_EINVAL;
   }
-  return MOE_OK;
+  return check_files(o);
 }
 
 void moe_options_help(void)

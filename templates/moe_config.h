@@ -15,10 +15,10 @@
 #define MOE_EXPERTS      8
 #define MOE_TOP_K        2
 #define MOE_FFN_HIDDEN   128
-#define MOE_ROUTER       0    /* 0 softmax, top-k, renormalised; 1 not renormalised; 2 top-k, then softmax */
-#define MOE_CAPACITY     0.0  /* factor over the even share, per sequence and expert; 0: no drops */
+#define MOE_ROUTER       0 /* 0 softmax, top-k, renormalised; 1 not renormalised; 2 top-k, then softmax */
+#define MOE_CAPACITY     0.0 /* factor over the even share, per sequence and expert; 0: no drops */
 #define MOE_BALANCE_COEF 0.01 /* of the per-sequence balance loss; 0: none */
-#define MOE_TIED         0    /* output table is the embedding table */
-#define MOE_BF16         0    /* storage of activations, messages and weights; 0: fp32 */
+#define MOE_TIED         0 /* output table is the embedding table */
+#define MOE_BF16         0 /* storage of activations, messages and weights; 0: fp32 */
 
 #endif

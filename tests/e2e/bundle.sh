@@ -67,6 +67,21 @@ if "$moec" build "$spec" -o theirs 2>err; then fail "a folder of somebody else w
 find . -maxdepth 1 -name '*.tmp-*' | grep -q . && fail "temporary folders are left"
 ok
 
+# a link stays a link and a pipe a pipe
+cp -r "$specs/hardware" .
+sed 's/layers = 4;/layers=4;/' "$spec" >ugly.moespec
+ln -s ugly.moespec link.moespec
+"$moec" fmt -w link.moespec
+[ -L link.moespec ] || fail "fmt -w replaced a link"
+"$moec" fmt --check ugly.moespec || fail "fmt -w did not follow a link"
+mkfifo pipe
+timeout 20 cat pipe >drawn &
+timeout 20 "$moec" schedule "$spec" --svg pipe >/dev/null
+wait $!
+[ -p pipe ] || fail "--svg replaced a pipe"
+grep -q '</svg>' drawn || fail "--svg did not write to a pipe"
+ok
+
 # wrong usage
 for words in "" "bogus" "check" "check a b" "build $spec --target gpu" "plan $spec --nonsense"; do
   code=0

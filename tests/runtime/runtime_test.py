@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -268,6 +269,10 @@ def case_files():
     code, err = train(layout, "--steps", "0", "--dump-weights", "w0.safetensors")
     check(code == 0 and all(v == 1 for t in read_safetensors("w0.safetensors").values() for v in t), err)
     check(not [f for f in os.listdir(".") if ".tmp" in f], "temporary files are left")
+    closed = ["sh", "-c", '"$0" "$@" <&- >&- 2>&-', PROGRAM, "--data", DATA, "--holdout", "0", "--steps", "2", "--log", "l2.jsonl",
+              "--dump-weights", "w2.safetensors"]
+    check(subprocess.run(closed, env=environment("a=2 f=2"), timeout=60).returncode == 0, "fails without a terminal")
+    check(len([json.loads(line) for line in open("l2.jsonl")]) == 2 and read_safetensors("w2.safetensors"), "stderr in a file")
 
 
 def case_failed_files():
@@ -280,6 +285,16 @@ def case_failed_files():
     check(not [f for f in os.listdir(".") if "new" in f or ".tmp" in f], str(os.listdir(".")))
     code, err = train("", "--data", DATA, "--steps", "1", "--dump-grads", "no/such/dir/g")
     check(code == 1 and "cannot create no/such/dir/g" in err, err)
+    os.mkfifo("pipe")
+    os.mkdir("folder")
+    for path, kind in (("pipe", "a special file"), ("folder", "a directory")):
+        for flag in ("--trace", "--dump-grads", "--dump-weights", "--dump-batch"):
+            code, err = train("", "--data", DATA, "--steps", "1", flag, path)
+            check(code == 1 and len(errors_of(err)) == 1 and kind in err, f"{flag} {path}: {code}\n{err}")
+    check(stat.S_ISFIFO(os.stat("pipe").st_mode), "a pipe was replaced by a file")
+    os.symlink("old.safetensors", "link")
+    code, err = train("", "--data", DATA, "--holdout", "0", "--steps", "1", "--dump-grads", "link")
+    check(code == 0 and os.path.islink("link") and read_safetensors("old.safetensors"), f"a link was not followed: {err}")
 
 
 def case_flags():
@@ -288,6 +303,9 @@ def case_flags():
                  ["--format", "int8"], ["--plan=1"], ["--trace-step", "2"], [], ["--steps", "0", "--trace", "t"]):
         code, err = train("", *args)
         check(code == 2 and len(err.splitlines()) == 1 and len(errors_of(err)) == 1, f"{args}: {code}\n{err}")
+    for args in (["--log", "x", "--trace", "x"], ["--log", DATA], ["--dump-grads", "x", "--dump-weights", "x"]):
+        code, err = train("", "--data", DATA, *args)
+        check(code == 2 and "name the same file" in err and os.path.getsize(DATA) == 4000, f"{args}: {code}\n{err}")
     for args in (["--help"], ["--plan"], ["--memory"]):
         code, err = train("a=2 f=2", *args)
         check(code == 0 and err == "", f"{args}: {code}\n{err}")

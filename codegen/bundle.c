@@ -11,40 +11,9 @@
 #include <unistd.h>
 
 #include "codegen/objcache.h"
+#include "codegen/output.h"
 
 static const char manifest_name[] = "moec-manifest.txt";
-
-static bool fail(Diag *diag, const char *what, const char *path)
-{
-  diag_error(diag, (Span){0}, "cannot %s %s: %s", what, path, strerror(errno));
-  return false;
-}
-
-static bool write_file(Diag *diag, const char *path, const char *bytes, size_t n)
-{
-  int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) {
-    return fail(diag, "create", path);
-  }
-  while (n > 0) {
-    ssize_t wrote = write(fd, bytes, n);
-    if (wrote < 0 && errno == EINTR) {
-      continue;
-    }
-    if (wrote < 0) {
-      int error = errno;
-      close(fd);
-      errno = error;
-      return fail(diag, "write", path);
-    }
-    bytes += wrote;
-    n -= (size_t)wrote;
-  }
-  if (close(fd) != 0) {
-    return fail(diag, "write", path);
-  }
-  return true;
-}
 
 /* Removes a folder of plain files. */
 static void remove_folder(Arena *arena, const char *folder)
@@ -125,7 +94,7 @@ static bool reap(Diag *diag, Job *jobs, int n, const char *cc)
     }
     jobs[i].pid = 0;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-      return rename(jobs[i].fresh, jobs[i].object) == 0 || fail(diag, "create", jobs[i].object);
+      return rename(jobs[i].fresh, jobs[i].object) == 0 || output_fail(diag, "create", jobs[i].object);
     }
     show_log(jobs[i].log);
     diag_error(diag, (Span){0}, "%s failed on %s (%s %d)", cc, strrchr(jobs[i].source, '/') + 1,
@@ -295,7 +264,7 @@ static bool move_in(Arena *arena, Diag *diag, const Bundle *bundle, const char *
     }
     const char *target = arena_printf(arena, "%s/%s", to, name);
     if (rename(arena_printf(arena, "%s/%s", from, name), target) != 0) {
-      return fail(diag, "create", target);
+      return output_fail(diag, "create", target);
     }
   }
   return true;
@@ -326,20 +295,20 @@ bool bundle_build(Arena *arena, Diag *diag, const Bundle *bundle, const BuildOpt
   }
   const char *temp = arena_printf(arena, "%s.tmp-%ld", out, (long)getpid());
   if (mkdir(temp, 0777) != 0) {
-    return fail(diag, "create", temp);
+    return output_fail(diag, "create", temp);
   }
   bool ok = true;
   for (int i = 0; i < bundle->n_files && ok; i++) {
     const BundleFile *file = &bundle->files[i];
-    ok = write_file(diag, arena_printf(arena, "%s/%s", temp, file->path), file->bytes, file->n_bytes);
+    ok = output_write(diag, arena_printf(arena, "%s/%s", temp, file->path), file->bytes, file->n_bytes);
   }
   char *manifest = manifest_text(arena, bundle);
-  ok = ok && write_file(diag, arena_printf(arena, "%s/%s", temp, manifest_name), manifest, strlen(manifest));
+  ok = ok && output_write(diag, arena_printf(arena, "%s/%s", temp, manifest_name), manifest, strlen(manifest));
   ok = ok && (options->sources_only || compile_and_link(arena, diag, bundle, temp, options, result));
   if (ok && exists) {
     ok = move_in(arena, diag, bundle, temp, out, !options->sources_only);
   } else if (ok && rename(temp, out) != 0) {
-    ok = fail(diag, "create", out);
+    ok = output_fail(diag, "create", out);
   }
   if (!ok || exists) {
     remove_folder(arena, temp);

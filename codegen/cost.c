@@ -204,10 +204,25 @@ double cost_pairs_per_token(const Spec *spec, int hits)
 
 /* ---- work ---- */
 
+/* Sustained share of the peak at a size; the best there is where the size is 0. */
+static double share(const Curve *curve, double constant, double x)
+{
+  double best = 0;
+  for (int i = 0; i < curve->n; i++) {
+    best = max2(best, curve->y[i]);
+  }
+  return curve->n == 0 ? constant : x > 0 ? curve_at(curve, x) : best;
+}
+
 double work_flop_ns(const Spec *spec, Work w)
 {
   const GpuSpec *gpu = &spec->cluster.gpu;
-  return (w.gemm / gpu->eff_gemm + w.grouped / gpu->eff_grouped + w.attention / gpu->eff_attention) / gpu->flops * 1e9;
+  double seq = (double)w.seq;
+  return (w.gemm / share(&gpu->eff_gemm_rows, gpu->eff_gemm, w.rows) +
+          w.grouped / share(&gpu->eff_grouped_rows, gpu->eff_grouped, w.expert_rows) +
+          w.attention / share(&gpu->eff_attention_seq, gpu->eff_attention, seq) +
+          w.attention_back / share(&gpu->eff_attention_back_seq, gpu->eff_attention, seq)) /
+         gpu->flops * 1e9;
 }
 
 double work_ns(const Spec *spec, Work w)
@@ -242,7 +257,7 @@ static double core_flops(const Spec *spec, int layer, int64_t seq)
   return 2 * pairs * spec->model.attention.heads * width;
 }
 
-Work work_att(const Spec *spec, MoeOpKind kind, int layer, int64_t seq, int64_t seqs)
+Work work_att(const Spec *spec, MoeOpKind kind, int layer, int64_t seq, int64_t seqs, Recompute recompute)
 {
   const ModelSpec *m = &spec->model;
   double t = (double)(seq * seqs), h = m->hidden, v = m->vocab, b = cost_elem_bytes(spec);
@@ -251,24 +266,30 @@ Work work_att(const Spec *spec, MoeOpKind kind, int layer, int64_t seq, int64_t 
   double gemm = 2 * t * weights, core = (double)seqs * core_flops(spec, layer, seq);
   double acts = t * b * (6 * h + 2 * qkv_width(spec) + (dense ? 3.0 * m->dense.hidden : 0)) +
                 (dense ? 0 : 4 * t * m->moe.experts);
-  Work w = {0};
+  Work w = {.rows = t, .seq = seq};
   switch (kind) {
   case MOE_OP_ATT_FWD:
-    w = (Work){.gemm = gemm, .attention = core, .bytes = b * weights + acts};
+    w.gemm = gemm;
+    w.attention = core;
+    w.bytes = b * weights + acts;
     break;
   case MOE_OP_ATT_DGRAD:
-    w = (Work){.gemm = gemm, .attention = 2.5 * core, .bytes = b * weights + 2 * acts};
-    if (spec->plan.recompute == RECOMPUTE_FULL) {
+    w.gemm = gemm;
+    w.attention_back = 2.5 * core;
+    w.bytes = b * weights + 2 * acts;
+    if (recompute == RECOMPUTE_FULL) {
       w.gemm += gemm;
       w.attention += core;
       w.bytes += b * weights + acts;
     }
     break;
   case MOE_OP_ATT_WGRAD: /* gradients are fp32, read and written */
-    w = (Work){.gemm = gemm, .bytes = 8 * weights + acts};
+    w.gemm = gemm;
+    w.bytes = 8 * weights + acts;
     break;
   case MOE_OP_HEAD: /* logits and both gradients */
-    w = (Work){.gemm = 6 * t * h * v, .bytes = (2 * b + 8) * h * v + t * (8 * v + 4 * b * h)};
+    w.gemm = 6 * t * h * v;
+    w.bytes = (2 * b + 8) * h * v + t * (8 * v + 4 * b * h);
     break;
   case MOE_OP_EMBED_FWD:
     w.bytes = 2 * t * h * b;
@@ -283,15 +304,19 @@ Work work_att(const Spec *spec, MoeOpKind kind, int layer, int64_t seq, int64_t 
   return w;
 }
 
-Work work_ffn(const Spec *spec, MoeOpKind kind, double rows, double pairs, double home, double weights)
+Work work_ffn(const Spec *spec, MoeOpKind kind, double rows, double pairs, double experts, double home, double weights,
+              Recompute recompute)
 {
   double h = spec->model.hidden, f = spec->model.moe.hidden, fs = spec->model.moe.shared, b = cost_elem_bytes(spec);
-  Work w = {.gemm = 6 * home * h * fs, .grouped = 6 * pairs * h * f};
+  Work w = {.gemm = 6 * home * h * fs,
+            .grouped = 6 * pairs * h * f,
+            .rows = home,
+            .expert_rows = experts > 0 ? pairs / experts : 0};
   double acts = b * (3 * rows * h + pairs * (2 * h + 3 * f) + home * 3 * fs);
   w.bytes = acts + weights * (kind == MOE_OP_FFN_WGRAD ? 8 : b);
   if (kind == MOE_OP_FFN_DGRAD) {
     w.bytes += acts;
-    if (spec->plan.recompute != RECOMPUTE_NONE) { /* gate and up again */
+    if (recompute != RECOMPUTE_NONE) { /* gate and up again */
       w.gemm += 4 * home * h * fs;
       w.grouped += 4 * pairs * h * f;
     }
@@ -303,10 +328,10 @@ double cost_flops_per_token(const Spec *spec, int64_t seq)
 {
   double total = 2.0 * spec->model.hidden * spec->model.vocab;
   for (int l = 0; l < spec->model.layers; l++) {
-    Work a = work_att(spec, MOE_OP_ATT_FWD, l, seq, 1);
+    Work a = work_att(spec, MOE_OP_ATT_FWD, l, seq, 1, RECOMPUTE_NONE);
     total += (a.gemm + a.attention) / (double)seq;
     if (l >= spec->model.dense.layers) {
-      Work f = work_ffn(spec, MOE_OP_FFN_FWD, 1, spec->model.moe.top_k, 1, 0);
+      Work f = work_ffn(spec, MOE_OP_FFN_FWD, 1, spec->model.moe.top_k, 0, 1, 0, RECOMPUTE_NONE);
       total += f.gemm + f.grouped;
     }
   }
@@ -325,13 +350,20 @@ static const PlanGroup *ffn_of(const Plan *plan, int layer)
   return &plan->groups[plan->ffn_group[layer]];
 }
 
+/* Tokens of a full micro-batch, or of its largest chunk. */
+static double ffn_tokens(const Plan *plan)
+{
+  return (double)plan->mb_seqs * (double)moe_part_max(plan->shape->seq, plan->chunks > 1 ? plan->chunks : 1);
+}
+
 static Work ffn_op(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
 {
   const PlanGroup *g = ffn_of(plan, layer);
-  double t = (double)(plan->mb_seqs * plan->shape->seq), e = plan_ffn_experts(spec, g);
+  double t = ffn_tokens(plan), e = plan_ffn_experts(spec, g);
   int hits = cost_hits_max(spec, g->n_ranks);
-  return work_ffn(spec, kind, t * cost_rows_per_token(spec, hits), t * cost_pairs_per_token(spec, hits), t / g->n_ranks,
-                  e * cost_expert_params(spec) + shared_params(spec));
+  return work_ffn(spec, kind, t * cost_rows_per_token(spec, hits), t * cost_pairs_per_token(spec, hits),
+                  hits > 0 ? hits : 1, t / g->n_ranks, e * cost_expert_params(spec) + shared_params(spec),
+                  plan->recompute);
 }
 
 /* RELAY writes heads and pairs of its rows; NODE_REDUCE reads a row from each rank of the node that has one and writes
@@ -339,7 +371,7 @@ static Work ffn_op(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer
 static Work relay_op(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
 {
   const PlanGroup *g = ffn_of(plan, layer);
-  double t = (double)(plan->mb_seqs * plan->shape->seq);
+  double t = ffn_tokens(plan);
   int hits = cost_hits_max(spec, g->n_ranks);
   double arrive = t * cost_rows_per_token(spec, hits);
   if (kind == MOE_OP_RELAY) {
@@ -351,6 +383,9 @@ static Work relay_op(const Spec *spec, const Plan *plan, MoeOpKind kind, int lay
 int64_t cost_bucket_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, MoeBucketKind bucket, int layer)
 {
   bool model = bucket == MOE_BUCKET_EMBED || bucket == MOE_BUCKET_HEAD;
+  if (spec->costs.given) {
+    return 1;
+  }
   int experts = bucket == MOE_BUCKET_EXPERTS ? plan_ffn_experts(spec, ffn_of(plan, layer)) : 0;
   double n = (double)cost_bucket_elems(spec, bucket, model ? 0 : layer, experts);
   double holders = cost_bucket_holders(spec, plan, bucket, layer), slice = ceil(n / holders);
@@ -403,23 +438,49 @@ static Work op_work(const Spec *spec, const Plan *plan, MoeOpKind kind, int laye
   case MOE_OP_COUNT:
     return (Work){0};
   default:
-    return work_att(spec, kind, layer, plan->shape->seq, plan_att_seqs(plan, att_of(plan, layer)));
+    return work_att(spec, kind, layer, plan->shape->seq, plan_att_seqs(plan, att_of(plan, layer)), plan->recompute);
+  }
+}
+
+/* What the spec's costs block says; a chunk takes its part. */
+static double given_ns(const Spec *spec, const Plan *plan, MoeOpKind kind)
+{
+  const CostsSpec *c = &spec->costs;
+  double part = plan->chunks > 1 ? 1.0 / plan->chunks : 1;
+  switch (kind) {
+  case MOE_OP_ATT_FWD:
+    return c->att_fwd;
+  case MOE_OP_ATT_DGRAD:
+    return c->att_dgrad;
+  case MOE_OP_ATT_WGRAD:
+    return c->att_wgrad;
+  case MOE_OP_FFN_FWD:
+    return c->ffn_fwd * part;
+  case MOE_OP_FFN_DGRAD:
+    return c->ffn_dgrad * part;
+  case MOE_OP_FFN_WGRAD:
+    return c->ffn_wgrad * part;
+  default:
+    return 1;
   }
 }
 
 OpWork cost_op_work(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
 {
   Work w = op_work(spec, plan, kind, layer);
-  return (OpWork){.flops = w.gemm + w.grouped + w.attention, .bytes = w.bytes};
+  return (OpWork){.flops = w.gemm + w.grouped + w.attention + w.attention_back, .bytes = w.bytes};
 }
 
 int64_t cost_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
 {
-  if (kind == MOE_OP_GRAD_REDUCE || kind == MOE_OP_OPTIMIZER || kind == MOE_OP_WEIGHTS_IN) {
-    return tail_op_ns(spec, plan, kind, layer);
-  }
   if (kind == MOE_OP_SEND || kind == MOE_OP_RECV) {
     return 1;
+  }
+  if (spec->costs.given) {
+    return (int64_t)max2(1, round(given_ns(spec, plan, kind)));
+  }
+  if (kind == MOE_OP_GRAD_REDUCE || kind == MOE_OP_OPTIMIZER || kind == MOE_OP_WEIGHTS_IN) {
+    return tail_op_ns(spec, plan, kind, layer);
   }
   return (int64_t)max2(1, round(work_ns(spec, op_work(spec, plan, kind, layer))));
 }

@@ -15,16 +15,21 @@ typedef struct OpWork {
 /* Work of one compute op on the fullest rank of the group that runs it, for one full micro-batch. */
 OpWork cost_op_work(const Spec *, const Plan *, MoeOpKind, int layer);
 
-/* Its duration. At least 1. */
+/* Its duration, or what the spec's costs block gives. At least 1. With chunks an FFN op is that of the largest chunk.
+ */
 int64_t cost_op_ns(const Spec *, const Plan *, MoeOpKind, int layer);
 
-/* A class of messages between two groups for one layer and one full micro-batch, all pairs together: expected bytes out
-   of the busiest sender port or into the busiest receiver port, and the time they take there. */
+/* A class of messages between two groups for one layer and one full micro-batch (of a chunk, where the plan has chunks:
+   the largest), all pairs together: expected bytes, and the time that its part of them takes on the busiest rank's port
+   of each kind. `out` of the sending group, `in` of the receiving one. All of them are 0 where nothing is on the wire
+   or the time is given as latency alone. */
 typedef struct MsgCost {
-  double bytes;   /* over all pairs */
-  int64_t src_ns; /* busiest sending port */
-  int64_t dst_ns; /* busiest receiving port */
-  int64_t ns;     /* the larger plus latency */
+  double bytes;     /* over all pairs; what a rank keeps for itself is not counted */
+  double nic_bytes; /* of them, between nodes */
+  int64_t out_nvlink, out_nic, in_nvlink, in_nic;
+  int64_t latency;
+  int64_t src_ns, dst_ns; /* the busier port of each side */
+  int64_t ns;             /* the busiest of the four, and the latency; at least 1 */
 } MsgCost;
 MsgCost cost_msg(const Spec *, const Plan *, MoeEdge, int layer);
 

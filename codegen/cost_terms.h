@@ -5,10 +5,13 @@
 
 #include "codegen/cost.h"
 
-/* Work of one op, its FLOPs by the class of kernel that does them. */
+/* Work of one op: its FLOPs by the class of kernel that does them, and the sizes that the sustained rate of a class
+   depends on. A size of 0 is not known: the best rate of the class, so that times are bounds from below. */
 typedef struct Work {
-  double gemm, grouped, attention;
-  double bytes; /* of memory traffic */
+  double gemm, grouped, attention, attention_back;
+  double bytes;             /* of memory traffic */
+  double rows, expert_rows; /* of a dense product, and of one expert's */
+  int64_t seq;              /* of the attention core */
 } Work;
 
 double work_ns(const Spec *, Work);      /* roofline plus one launch */
@@ -16,11 +19,13 @@ double work_flop_ns(const Spec *, Work); /* FLOPs at their sustained rates alone
 
 /* kind: ATT_FWD, ATT_DGRAD or ATT_WGRAD, the dense FFN of a dense layer included; HEAD; EMBED_FWD, EMBED_WGRAD.
    seqs: sequences on the rank. */
-Work work_att(const Spec *, MoeOpKind kind, int layer, int64_t seq, int64_t seqs);
+Work work_att(const Spec *, MoeOpKind kind, int layer, int64_t seq, int64_t seqs, Recompute);
 
-/* kind: FFN_FWD, FFN_DGRAD or FFN_WGRAD on `rows` tokens of which `pairs` (token, expert) pairs are computed and
-   `home` tokens pass the shared expert. weights: elements read (or, for WGRAD, added to); 0 leaves them out. */
-Work work_ffn(const Spec *, MoeOpKind kind, double rows, double pairs, double home, double weights);
+/* kind: FFN_FWD, FFN_DGRAD or FFN_WGRAD on `rows` tokens of which `pairs` (token, expert) pairs are computed by
+   `experts` experts and `home` tokens pass the shared expert. weights: elements read (or, for WGRAD, added to); 0
+   leaves them out. */
+Work work_ffn(const Spec *, MoeOpKind kind, double rows, double pairs, double experts, double home, double weights,
+              Recompute);
 
 /* Experts the router may choose from, and how many of experts [begin, end) are among them. */
 int cost_routable(const Spec *);
@@ -47,6 +52,9 @@ bool cost_relayed(const Plan *, int layer);
    largest. Of EMBED and HEAD the layer is not looked at. */
 int64_t cost_bucket_op_ns(const Spec *, const Plan *, MoeOpKind, MoeBucketKind, int layer);
 MsgCost cost_bucket_msg(const Spec *, const Plan *, MoeEdge, MoeBucketKind, int layer);
+/* Groups that hold a bucket, over all ways, each once; returns how many. Of EXPERTS a holder is one rank of each. */
+enum { MOE_BUCKET_GROUPS = 4 };
+int cost_bucket_groups(const Spec *, const Plan *, MoeBucketKind, int layer, int groups[MOE_BUCKET_GROUPS]);
 int cost_bucket_holders(const Spec *, const Plan *, MoeBucketKind, int layer);
 
 #endif

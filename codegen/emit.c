@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "codegen/cost.h"
+#include "codegen/emit_emu.h"
 #include "codegen/params.h"
+#include "codegen/plan_shape.h"
 
 /* What the schedule's rows and the kernels' interface need, next to the templates. */
 static const char *const contract[] = {"buckets.def", "edges.def",    "moe_bundle.h", "moe_kernels.h", "moe_layout.h",
@@ -62,54 +64,82 @@ static void banner(const Spec *spec, FILE *out, const char *what)
   fprintf(out, "/* Written by moec for model %s: %s. Do not edit. */\n", spec->model.name, what);
 }
 
-static void emit_ops(const Spec *spec, const Plan *plan, const Schedule *sched, int g, FILE *out)
+static void emit_ids(const int32_t *ids, FILE *out)
 {
+  fprintf(out, "IDS(");
+  for (int k = 0; k < MOE_MAX_WAITS; k++) {
+    fprintf(out, "%s%d", k ? ", " : "", ids[k]);
+  }
+  fprintf(out, ")");
+}
+
+/* One shape of the program on its way out. Names of what is its own end in `suffix`: "" of the first, else "_NAME". */
+typedef struct Shape {
+  const Spec *spec;
+  const Plan *plan;
+  const Schedule *sched;
+  const char *suffix;
+  const struct Shape *next; /* NULL: the last */
+  bool first, emu;
+} Shape;
+
+static void emit_ops(const Shape *shape, int g, FILE *out)
+{
+  const Spec *spec = shape->spec;
+  const Plan *plan = shape->plan;
+  const Schedule *sched = shape->sched;
   const SchedGroup *group = &sched->groups[g];
   banner(spec, out, "the schedule of one group, one op per row, in the order of modelled start");
   fprintf(out,
           "#include \"moe_bundle.h\"\n\n"
-          "#define ROW(kind, stream, edge, bucket, layer, peer, mb, saved, work, chan, slot, use, w0, w1, w2, w3, r0, "
-          "r1, r2, r3) \\\n"
+          "#define IDS(...) {__VA_ARGS__}\n"
+          "#define ROW(kind, stream, edge, bucket, layer, peer, mb, saved, work, chan, slot, use, chunk, waits, frees) "
+          "\\\n"
           "  {MOE_OP_##kind, MOE_STREAM_##stream, MOE_EDGE_##edge, MOE_BUCKET_##bucket, layer, peer, mb, saved, work, "
           "chan, slot, \\\n"
-          "   use, {w0, w1, w2, w3}, {r0, r1, r2, r3}},\n\n"
-          "extern const MoeOp moe_ops_%d[];\nconst MoeOp moe_ops_%d[] = { /* group %d, %d ops */\n",
-          g, g, plan->groups[g].id, group->n_ops);
+          "   use, waits, frees, chunk, 0},\n\n"
+          "extern const MoeOp moe_ops%s_%d[];\nconst MoeOp moe_ops%s_%d[] = { /* group %d, %d ops */\n",
+          shape->suffix, g, shape->suffix, g, plan->groups[g].id, group->n_ops);
   for (int i = 0; i < group->n_ops; i++) {
     const MoeOp *op = &group->ops[i];
     MoeEdge edge = (MoeEdge)op->edge;
     MoeBucketKind bucket = (MoeBucketKind)op->bucket;
-    fprintf(out, "ROW(%s, %s, %s, %s, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d, %d) /* %d */\n",
-            moe_op_name((MoeOpKind)op->kind), stream_name(op->stream),
-            edge == MOE_EDGE_NONE ? "NONE" : moe_edge_name(edge),
+    fprintf(out, "ROW(%s, %s, %s, %s, %d, %d, %d, %d, %d, %d, %d, %d, %d, ", moe_op_name((MoeOpKind)op->kind),
+            stream_name(op->stream), edge == MOE_EDGE_NONE ? "NONE" : moe_edge_name(edge),
             bucket == MOE_BUCKET_NONE ? "NONE" : moe_bucket_name(bucket), op->layer, op->peer, op->mb, op->saved,
-            op->work, op->chan, op->slot, op->use, op->wait[0], op->wait[1], op->wait[2], op->wait[3], op->release[0],
-            op->release[1], op->release[2], op->release[3], i);
+            op->work, op->chan, op->slot, op->use, op->chunk);
+    emit_ids(op->wait, out);
+    fprintf(out, ", ");
+    emit_ids(op->release, out);
+    fprintf(out, ") /* %d */\n", i);
   }
   fprintf(out, "};\n");
 }
 
 static void emit_int16s(FILE *out, const char *name, const int *values, int n)
 {
-  fprintf(out, "static const int16_t %s[] = {", name);
+  fprintf(out, "const int16_t %s[] = {", name);
   for (int i = 0; i < n; i++) {
     fprintf(out, "%s%d", i ? ", " : "", values[i]);
   }
   fprintf(out, "};\n");
 }
 
-static void emit_groups(const Plan *plan, const Schedule *sched, FILE *out)
+static void emit_groups(const Shape *shape, FILE *out)
 {
+  const Plan *plan = shape->plan;
+  const Schedule *sched = shape->sched;
   for (int g = 0; g < plan->n_groups; g++) {
-    fprintf(out, "extern const MoeOp moe_ops_%d[];\n", g);
+    fprintf(out, "extern const MoeOp moe_ops%s_%d[];\n", shape->suffix, g);
   }
   fprintf(out, "\nstatic const MoeGroup groups[] = {\n");
   for (int g = 0; g < plan->n_groups; g++) {
     const PlanGroup *group = &plan->groups[g];
     const SchedGroup *s = &sched->groups[g];
     const char *side = group->role == PLAN_A ? "A" : group->role == PLAN_F ? "F" : "AF";
-    fprintf(out, "  {\"%s%d\", %d, %d, %d, moe_ops_%d, %d, %d, %d, %d, %d},\n", side, group->index, group->role,
-            group->first_rank, group->n_ranks, g, s->n_ops, s->att_saved, s->att_work, s->ffn_saved, s->ffn_work);
+    fprintf(out, "  {\"%s%d\", %d, %d, %d, moe_ops%s_%d, %d, %d, %d, %d, %d},\n", side, group->index, group->role,
+            group->first_rank, group->n_ranks, shape->suffix, g, s->n_ops, s->att_saved, s->att_work, s->ffn_saved,
+            s->ffn_work);
   }
   fprintf(out, "};\n\nstatic const MoeChan chans[] = {\n");
   for (int c = 0; c < sched->n_chans; c++) {
@@ -123,17 +153,17 @@ static void emit_groups(const Plan *plan, const Schedule *sched, FILE *out)
 
 static void emit_params(const ParamTables *tables, FILE *out)
 {
-  fprintf(out, "static const int32_t holders[] = {");
+  fprintf(out, "const int32_t moe_holders[] = {");
   for (int i = 0; i < tables->n_holders; i++) {
     fprintf(out, "%s%d", i == 0 ? "\n  " : i % 24 == 0 ? ",\n  " : ", ", tables->holders[i]);
   }
-  fprintf(out, "};\n\nstatic const MoeBucket buckets[] = {\n");
+  fprintf(out, "};\n\nconst MoeBucket moe_buckets[] = {\n");
   for (int i = 0; i < tables->n_buckets; i++) {
     const MoeBucket *b = &tables->buckets[i];
     fprintf(out, "  {MOE_BUCKET_%s, %d, %d, %d, %" PRId64 ", %d, %d},\n", moe_bucket_name((MoeBucketKind)b->kind),
             b->layer, b->first_holder, b->n_holders, b->elems, b->first_param, b->n_params);
   }
-  fprintf(out, "};\n\nstatic const MoeParam params[] = {\n");
+  fprintf(out, "};\n\nconst MoeParam moe_params[] = {\n");
   for (int i = 0; i < tables->n_params; i++) {
     const MoeParam *p = &tables->params[i];
     fprintf(out, "  {\"%s\", %" PRId64 ", %d, %d, %.9g, %d},\n", p->name, p->offset, p->rows, p->cols, (double)p->std,
@@ -163,27 +193,34 @@ static void emit_string(FILE *out, const char *field, const char *value)
   fprintf(out, "\",\n");
 }
 
-static void emit_bundle_row(const Spec *spec, const Plan *plan, const Schedule *sched, const ParamTables *tables,
-                            uint64_t hash, FILE *out)
+static void emit_bundle_row(const Shape *shape, const ParamTables *tables, uint64_t hash, FILE *out)
 {
+  const Spec *spec = shape->spec;
+  const Plan *plan = shape->plan;
+  const Schedule *sched = shape->sched;
   const ModelSpec *m = &spec->model;
   const TrainSpec *t = &spec->train;
   bool lr_moves = t->lr_kind != LR_CONSTANT;
-  fprintf(out, "const MoeBundle moe_bundle = {\n");
+  fprintf(out, "const MoeBundle moe_bundle%s = {\n", shape->suffix);
+  emit_string(out, "shape", plan->shape->name);
+  if (shape->next) {
+    fprintf(out, "  .next = &moe_bundle%s,\n", shape->next->suffix);
+  }
   emit_string(out, "spec", spec->path);
   emit_string(out, "model", m->name);
-  emit_string(out, "system", plan->system);
+  emit_string(out, "system", plan_system_name(plan->system));
   fprintf(out, "  .hash = UINT64_C(0x%016" PRIx64 "),\n", hash);
   fprintf(out, "  .replicas = %d,\n  .replica_ranks = %d,\n  .ranks_per_node = %d,\n", plan->replicas,
           plan->replica_ranks, plan->ranks_per_node);
   fprintf(out,
-          "  .n_groups = %d,\n  .groups = groups,\n  .n_layers = %d,\n  .att_group = att_group,\n  .ffn_group = "
-          "ffn_group,\n",
-          plan->n_groups, m->layers);
-  fprintf(out,
-          "  .n_chans = %d,\n  .chans = chans,\n  .n_buckets = %d,\n  .buckets = buckets,\n  .holders = holders,\n",
-          sched->n_chans, tables->n_buckets);
-  fprintf(out, "  .params = params,\n  .n_params = %d,\n", tables->n_params);
+          "  .n_groups = %d,\n  .groups = groups,\n  .n_layers = %d,\n  .ways = %d,\n  .att_group = moe_att_group,\n"
+          "  .ffn_group = moe_ffn_group,\n  .combine_group = moe_combine_group,\n  .chunks = %d,\n",
+          plan->n_groups, m->layers, plan->ways, plan->chunks);
+  fprintf(
+      out,
+      "  .n_chans = %d,\n  .chans = chans,\n  .n_buckets = %d,\n  .buckets = moe_buckets,\n  .holders = moe_holders,\n",
+      sched->n_chans, tables->n_buckets);
+  fprintf(out, "  .params = moe_params,\n  .n_params = %d,\n", tables->n_params);
   fprintf(out, "  .experts = %d,\n  .top_k = %d,\n  .vocab = %d,\n  .tied = %d,\n", m->moe.experts, m->moe.top_k,
           m->vocab, m->tied);
   fprintf(out, "  .dedup = MOE_DEDUP_%s,\n",
@@ -192,7 +229,7 @@ static void emit_bundle_row(const Spec *spec, const Plan *plan, const Schedule *
                                       : "RANK");
   fprintf(out, "  .seq = %" PRId64 ",\n  .mb_seqs = %d,\n  .micro_batches = %d,\n  .global_batch = %d,\n",
           plan->shape->seq, plan->mb_seqs, plan->micro_batches, plan->shape->global_batch);
-  fprintf(out, "  .route_only = %s,\n  .n_route_only = %d,\n", m->moe.n_route_only ? "route_only" : "0",
+  fprintf(out, "  .route_only = %s,\n  .n_route_only = %d,\n", m->moe.n_route_only ? "moe_route_only" : "0",
           m->moe.n_route_only);
   fprintf(out, "  .seed = UINT64_C(%" PRIu64 "),\n", t->seed);
   emit_real(out, "lr", t->lr);
@@ -206,6 +243,9 @@ static void emit_bundle_row(const Spec *spec, const Plan *plan, const Schedule *
           lr_moves ? t->steps : 0, t->stop_on_nan);
   emit_real(out, "flops_per_token", cost_flops_per_token(spec, plan->shape->seq));
   emit_real(out, "peak_flops", spec->cluster.gpu.flops * plan->replicas * plan->replica_ranks);
+  if (shape->emu) {
+    fprintf(out, "  .emu = &emu,\n");
+  }
   fprintf(out, "};\n");
 }
 
@@ -217,31 +257,53 @@ static uint64_t fnv1a(uint64_t hash, const char *bytes, size_t n)
   return hash;
 }
 
+/* What all shapes have in common: of the first the tables, of the others that they exist. */
+static void emit_shared(const Shape *shape, const ParamTables *tables, FILE *out)
+{
+  const ModelSpec *m = &shape->spec->model;
+  const Plan *plan = shape->plan;
+  fprintf(out, "extern const int16_t moe_att_group[], moe_ffn_group[], moe_combine_group[];\n"
+               "extern const int32_t moe_holders[], moe_route_only[];\n"
+               "extern const MoeBucket moe_buckets[];\nextern const MoeParam moe_params[];\n\n");
+  if (!shape->first) {
+    return;
+  }
+  emit_int16s(out, "moe_att_group", plan->att_group, plan->ways * (m->layers + 1));
+  emit_int16s(out, "moe_ffn_group", plan->ffn_group, plan->ways * m->layers);
+  emit_int16s(out, "moe_combine_group", plan->combine_group, plan->ways * m->layers);
+  fprintf(out, "\n");
+  emit_params(tables, out);
+  if (m->moe.n_route_only) {
+    fprintf(out, "const int32_t moe_route_only[] = {");
+    for (int i = 0; i < m->moe.n_route_only; i++) {
+      fprintf(out, "%s%d", i ? ", " : "", m->moe.route_only[i]);
+    }
+    fprintf(out, "};\n\n");
+  }
+}
+
 /* Everything but the schedule's rows. The hash covers the spec's content and the placement, not the spec's path. */
-static void emit_tables(Arena *arena, const Spec *spec, const Plan *plan, const Schedule *sched, FILE *out)
+static void emit_tables(Arena *arena, const Shape *shape, FILE *out)
 {
   ParamTables tables;
-  params_build(arena, spec, plan, &tables);
+  Spec small = emu_small_spec(shape->spec);
+  params_build(arena, shape->emu ? &small : shape->spec, shape->plan, &tables);
   char *body = NULL;
   size_t n_body = 0;
   FILE *mem = open_memstream(&body, &n_body);
-  emit_groups(plan, sched, mem);
-  emit_int16s(mem, "att_group", plan->att_group, spec->model.layers + 1);
-  emit_int16s(mem, "ffn_group", plan->ffn_group, spec->model.layers);
-  fprintf(mem, "\n");
-  emit_params(&tables, mem);
-  if (spec->model.moe.n_route_only) {
-    fprintf(mem, "static const int32_t route_only[] = {");
-    for (int i = 0; i < spec->model.moe.n_route_only; i++) {
-      fprintf(mem, "%s%d", i ? ", " : "", spec->model.moe.route_only[i]);
-    }
-    fprintf(mem, "};\n\n");
+  emit_groups(shape, mem);
+  emit_shared(shape, &tables, mem);
+  if (shape->emu) {
+    emit_emu_tables(arena, shape->spec, shape->plan, shape->sched, mem);
   }
   fclose(mem);
-  banner(spec, out, "groups, channels, buckets and parameters");
+  banner(shape->spec, out, "groups, channels, buckets and parameters");
   fprintf(out, "#include \"moe_bundle.h\"\n\n");
   fwrite(body, 1, n_body, out);
-  emit_bundle_row(spec, plan, sched, &tables, fnv1a(spec->hash, body, n_body), out);
+  if (shape->next) {
+    fprintf(out, "extern const MoeBundle moe_bundle%s;\n\n", shape->next->suffix);
+  }
+  emit_bundle_row(shape, &tables, fnv1a(shape->spec->hash, body, n_body), out);
   free(body);
 }
 
@@ -309,9 +371,9 @@ static bool ends_with(const char *text, const char *end)
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-static bool add_templates(FileList *list, const char *home)
+static bool add_templates(FileList *list, const char *home, const char *subfolder)
 {
-  char *folder = arena_printf(list->arena, "%s/templates", home);
+  char *folder = arena_printf(list->arena, "%s/templates%s", home, subfolder);
   DIR *dir = opendir(folder);
   if (!dir) {
     diag_error(list->diag, (Span){0}, "cannot read %s: %s", folder, strerror(errno));
@@ -337,27 +399,73 @@ static int by_path(const void *a, const void *b)
   return strcmp(((const BundleFile *)a)->path, ((const BundleFile *)b)->path);
 }
 
-bool emit_bundle(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, const Schedule *sched, const char *home,
-                 Bundle *bundle)
+/* A shape's own files. */
+static void add_shape(FileList *list, const Shape *shape)
+{
+  char *text = NULL;
+  size_t n = 0;
+  for (int g = 0; g < shape->plan->n_groups; g++) {
+    FILE *out = open_memstream(&text, &n);
+    emit_ops(shape, g, out);
+    add_stream(list, out, &text, &n, arena_printf(list->arena, "moe_ops%s_%d.c", shape->suffix, g));
+  }
+  FILE *out = open_memstream(&text, &n);
+  emit_tables(list->arena, shape, out);
+  add_stream(list, out, &text, &n, arena_printf(list->arena, "moe_tables%s.c", shape->suffix));
+}
+
+typedef struct Program {
+  const Spec *spec;
+  const Plan *plans;
+  const Schedule *scheds;
+  int n;
+  bool emu;
+} Program;
+
+static bool make_bundle(Arena *arena, Diag *diag, const Program *p, const char *home, Bundle *bundle)
 {
   *bundle = (Bundle){0};
   FileList list = {arena, diag, bundle, 0};
-  char *text = NULL;
-  size_t n = 0;
-  FILE *out = open_memstream(&text, &n);
-  emit_config(spec, out);
-  add_stream(&list, out, &text, &n, "moe_config.h");
-  for (int g = 0; g < plan->n_groups; g++) {
-    out = open_memstream(&text, &n);
-    emit_ops(spec, plan, sched, g, out);
-    add_stream(&list, out, &text, &n, arena_printf(arena, "moe_ops_%d.c", g));
+  Shape *shapes = arena_new_array(arena, Shape, (size_t)p->n);
+  for (int i = 0; i < p->n; i++) {
+    if (!plan_same_placement(p->spec, &p->plans[0], &p->plans[i])) {
+      diag_error(diag, (Span){0}, "shapes %s and %s do not have the same placement of the weights",
+                 p->plans[0].shape->name, p->plans[i].shape->name);
+      return false;
+    }
+    shapes[i] = (Shape){.spec = p->spec,
+                        .plan = &p->plans[i],
+                        .sched = &p->scheds[i],
+                        .suffix = i ? arena_printf(arena, "_%s", p->plans[i].shape->name) : "",
+                        .next = i + 1 < p->n ? &shapes[i + 1] : NULL,
+                        .first = i == 0,
+                        .emu = p->emu};
   }
-  out = open_memstream(&text, &n);
-  emit_tables(arena, spec, plan, sched, out);
-  add_stream(&list, out, &text, &n, "moe_tables.c");
-  if (!add_templates(&list, home)) {
+  if (!p->emu) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&text, &n);
+    emit_config(p->spec, out);
+    add_stream(&list, out, &text, &n, "moe_config.h");
+  }
+  for (int i = 0; i < p->n; i++) {
+    add_shape(&list, &shapes[i]);
+  }
+  if (!add_templates(&list, home, p->emu ? "/emu" : "")) {
     return false;
   }
   qsort(bundle->files, (size_t)bundle->n_files, sizeof *bundle->files, by_path);
   return true;
+}
+
+bool emit_bundle(Arena *arena, Diag *diag, const Spec *spec, const Plan *plans, const Schedule *scheds, int n,
+                 const char *home, Bundle *bundle)
+{
+  return make_bundle(arena, diag, &(Program){spec, plans, scheds, n, false}, home, bundle);
+}
+
+bool emit_emu_bundle(Arena *arena, Diag *diag, const Spec *spec, const Plan *plans, const Schedule *scheds, int n,
+                     const char *home, Bundle *bundle)
+{
+  return make_bundle(arena, diag, &(Program){spec, plans, scheds, n, true}, home, bundle);
 }

@@ -19,8 +19,14 @@ typedef struct Bundle {
 /* Refuses, by name and place, every feature of the spec that the target's kernels do not have. */
 bool emit_supported(Diag *, const Spec *, const Plan *);
 
-/* `home` is the folder that holds templates/ and runtime/. */
-bool emit_bundle(Arena *, Diag *, const Spec *, const Plan *, const Schedule *, const char *home, Bundle *);
+/* One program for n shapes, whose plans have one placement of the weights. `home` is the folder that holds templates/
+   and runtime/. */
+bool emit_bundle(Arena *, Diag *, const Spec *, const Plan *plans, const Schedule *scheds, int n, const char *home,
+                 Bundle *);
+
+/* The bundle of a rehearsal: the same schedules, with modelled durations and sizes in the place of kernels. */
+bool emit_emu_bundle(Arena *, Diag *, const Spec *, const Plan *plans, const Schedule *scheds, int n, const char *home,
+                     Bundle *);
 
 /* The generated header of sizes alone. */
 void emit_config(const Spec *, FILE *);

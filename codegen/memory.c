@@ -1,12 +1,19 @@
-/* Memory of a rank, term by term. Weights, gradients and optimizer state are counted per parameter of its buckets;
-   activations are slots times the bytes of a slot; buffers are the slots of arriving messages; workspace is scratch.
-   Slots: one saved slot per layer and micro-batch in flight, a few of work, two per message channel. An upper bound:
-   while a micro-batch is on its way some of its layers have not begun. */
+/* Memory of a rank, term by term, as the runtime lays it out. Weights, gradients and optimizer state are counted per
+   bucket; activations are slots times the bytes of a slot; buffers are the slots of arriving messages, those of the
+   gradient exchange included; workspace is scratch of the largest kernel for each of two threads, and the step's
+   tokens. Slots: one saved slot per layer and micro-batch in flight, a few of work and per message channel. An upper
+   bound: while a micro-batch is on its way some of its layers have not begun, and short schedules need fewer slots.
+
+   Bytes per parameter are those of a GPU that trains in the spec's type: bf16 weights beside fp32 master copies. The
+   cpu target computes in fp32 and keeps fp32 weights whatever the type: 4 bytes a weight instead of 2. */
 #include "codegen/memory.h"
 
 #include "runtime/moe_layout.h"
 
-enum { THREADS = 2, TILE_KEYS = 256, SOURCE_BYTES = 56 };
+enum { THREADS = 2, TILE_KEYS = 256, SOURCE_BYTES = 56, SLOT_HEAD = 64, SUM_CHUNK = 4096 };
+
+/* Slots in which the exchanges of one kind of bucket take turns; gains have one each. */
+enum { TAIL_SLOTS = 2 };
 
 /* Bytes per parameter. Master copy and both moments are fp32 whatever the training type, sharded over the holders. */
 static const struct {
@@ -31,6 +38,17 @@ static double min2(double a, double b)
   return a < b ? a : b;
 }
 
+/* Positions of the largest chunk of a sequence. */
+static int64_t chunk_seq(const MemIn *in)
+{
+  return moe_part_max(in->seq, in->chunks > 1 ? in->chunks : 1);
+}
+
+static int at_least(int n, int least)
+{
+  return n > least ? n : least;
+}
+
 /* ---- slots ---- */
 
 static double q_width(const Spec *spec)
@@ -52,15 +70,15 @@ static double qkv_width(const Spec *spec)
 static int64_t att_saved_bytes(const Spec *spec, const MemIn *in)
 {
   double t = (double)(in->att_seqs * in->seq), h = spec->model.hidden, k = spec->model.moe.top_k;
-  double e = spec->model.moe.experts, n_src = in->ffn_ranks;
+  double e = spec->model.moe.experts, listed = (double)(in->att_seqs * chunk_seq(in));
   int b = cost_elem_bytes(spec);
-  int64_t n = piece(1, 16) + piece(t * h, b) + piece(t * h, b) + 2 * piece(t, 4); /* head, x, a, norms */
-  if (spec->plan.recompute != RECOMPUTE_FULL) {
+  int64_t n = piece(1, 24) + piece(t * h, b) + piece(t * h, b) + 2 * piece(t, 4); /* head, x, a, norms */
+  if (in->recompute != RECOMPUTE_FULL) {
     n += piece(t * qkv_width(spec), b) + piece(t * q_width(spec), b) + piece(t * spec->model.attention.heads, 4);
   }
   n += piece(t * e, 4) + piece(t * k, 4) + piece(in->att_seqs * e, 4) + piece(t * k, 2) + piece(t * k, 1);
-  n += 2 * piece(n_src, 4) + piece(n_src * t, 4);
-  return n;
+  n += 2 * piece(in->n_src, 4) + piece(in->n_src * listed, 4);
+  return n + 2 * piece(in->n_join, 4) + piece(in->n_join * listed, 4);
 }
 
 /* A dense layer keeps gate and up beside what every layer keeps. */
@@ -79,13 +97,13 @@ static int64_t att_work_bytes(const Spec *spec, const MemIn *in)
 /* Rows and pairs that an FFN rank must have room for: everything, unless the spec declares an imbalance. */
 static double ffn_rows(const Spec *spec, const MemIn *in)
 {
-  double t = (double)(in->mb_seqs * in->seq);
+  double t = (double)(in->mb_seqs * chunk_seq(in));
   return spec->model.moe.imbalance > 0 ? t * cost_rows_per_token(spec, cost_hits_max(spec, in->ffn_ranks)) : t;
 }
 
 static double ffn_pairs(const Spec *spec, const MemIn *in)
 {
-  double t = (double)(in->mb_seqs * in->seq);
+  double t = (double)(in->mb_seqs * chunk_seq(in));
   return t * (spec->model.moe.imbalance > 0 ? cost_pairs_per_token(spec, cost_hits_max(spec, in->ffn_ranks))
                                             : min2(spec->model.moe.top_k, in->experts));
 }
@@ -107,7 +125,7 @@ static int64_t ffn_saved_bytes(const Spec *spec, const MemIn *in)
   int b = cost_elem_bytes(spec);
   int64_t n = list_bytes(rows, pairs) + piece(rows * h, b) + piece(rows, 4);
   n += piece(spec->model.moe.experts + 1, 4) + 2 * piece(pairs, 4);
-  if (spec->plan.recompute == RECOMPUTE_NONE) {
+  if (in->recompute == RECOMPUTE_NONE || in->recompute == RECOMPUTE_AUTO) {
     n += piece(pairs * 2 * f, b) + (spec->model.moe.shared ? piece(rows * 2 * spec->model.moe.shared, b) : 0);
   }
   if (in->relayed) {
@@ -129,9 +147,14 @@ static int64_t ffn_work_bytes(const Spec *spec, const MemIn *in)
   return n;
 }
 
-static int64_t att_scratch_bytes(const Spec *spec, const MemIn *in)
+static int64_t senders(const MemIn *in)
 {
-  double t = (double)(in->att_seqs * in->seq), h = spec->model.hidden, s = (double)in->seq;
+  return at_least(at_least(in->n_src, in->n_join), in->ffn_ranks * at_least(in->chunks, 1));
+}
+
+static int64_t att_scratch_bytes(const Spec *spec, const MemIn *in, int roles)
+{
+  double t = roles & PLAN_A ? (double)(in->att_seqs * in->seq) : 0, h = spec->model.hidden, s = (double)in->seq;
   double d = q_width(spec) / spec->model.attention.heads, group = 1;
   if (spec->model.attention.kind == ATTENTION_GQA) {
     group = (double)spec->model.attention.heads / spec->model.attention.kv_heads;
@@ -139,7 +162,8 @@ static int64_t att_scratch_bytes(const Spec *spec, const MemIn *in)
   double tile = group * (group <= 2 ? 64 : group <= 4 ? 32 : 16);
   int64_t n = 2 * piece(t * h, 4) + piece(t * q_width(spec), 4) + piece(t * spec->model.moe.top_k, 4);
   n += cost_elem_bytes(spec) == 2 ? piece(t * qkv_width(spec), 4) : 0;
-  n += piece(in->ffn_ranks, SOURCE_BYTES) + 2 * piece(s * d / 2, 4) + 3 * piece(s * d * group, 4) + 4 * piece(s * d, 4);
+  n += piece((double)senders(in), SOURCE_BYTES) + 2 * piece(s * d / 2, 4) + 3 * piece(s * d * group, 4) +
+       4 * piece(s * d, 4);
   return n + 2 * piece(tile * TILE_KEYS, 4) + piece(tile * d, 4) + 2 * piece(tile, 4);
 }
 
@@ -149,7 +173,7 @@ static int64_t head_scratch_bytes(const Spec *spec, const MemIn *in)
   int64_t chunk = (8 << 20) / spec->model.vocab;
   chunk = chunk > 256 ? 256 : max64(chunk, 32);
   return 2 * piece((double)chunk * spec->model.hidden, 4) + piece((double)chunk * spec->model.vocab, 4) +
-         piece((double)chunk, 4) + piece(in->ffn_ranks, SOURCE_BYTES);
+         piece((double)chunk, 4) + piece((double)senders(in), SOURCE_BYTES);
 }
 
 /* One expert's rows at a time. */
@@ -160,110 +184,212 @@ static int64_t ffn_scratch_bytes(const Spec *spec, const MemIn *in)
   return n + (cost_elem_bytes(spec) == 2 ? 2 * piece(rows * 2 * f, 4) : 0);
 }
 
+/* Every rank carries the scratch of any kernel: which of them it runs, its table says, not its memory. */
+static int64_t workspace_bytes(const Spec *spec, const MemIn *in, int roles)
+{
+  int64_t scratch = max64(att_scratch_bytes(spec, in, roles), head_scratch_bytes(spec, in));
+  scratch = max64(scratch, roles & PLAN_F ? ffn_scratch_bytes(spec, in) : 0);
+  int64_t n = THREADS * scratch + piece(SUM_CHUNK, 4) + piece((double)in->seq + 1, 4);
+  return n + (roles & PLAN_A ? 2 * piece((double)(in->micro_batches * in->att_seqs * in->seq), 4) : 0);
+}
+
 /* ---- messages ---- */
 
+/* A slot for one message of so many rows. */
 static int64_t msg_bytes(const Spec *spec, double rows, size_t head, double pairs, size_t pair)
 {
   size_t at = moe_msg_rows_at((size_t)rows, head, (size_t)pairs, pair);
-  return (int64_t)moe_align64(at + (size_t)rows * (size_t)cost_row_bytes(spec));
+  return SLOT_HEAD + (int64_t)moe_align64(at + (size_t)rows * (size_t)cost_row_bytes(spec));
 }
 
 /* Rows of one attention rank's tokens in one message to or from one FFN rank. */
-static double message_rows(const Spec *spec, const MemIn *in)
+static double message_rows(const Spec *spec, const MemIn *in, bool relayed)
 {
-  double t = (double)(in->att_seqs * in->seq), f = spec->model.moe.imbalance;
+  double t = (double)(in->att_seqs * chunk_seq(in)), f = spec->model.moe.imbalance;
   if (f <= 0) {
     return t;
   }
-  if (in->relayed) {
+  if (relayed) {
     return min2(t, t * f / in->node_ranks);
   }
   return t * cost_rows_per_token(spec, cost_hits_max(spec, in->ffn_ranks));
 }
 
-static double message_pairs(const Spec *spec, const MemIn *in, double rows)
+static double message_pairs(const Spec *spec, int experts, double rows, bool relayed)
 {
-  return rows * min2(spec->model.moe.top_k, in->relayed ? spec->model.moe.experts : in->experts);
+  return rows * min2(spec->model.moe.top_k, relayed ? spec->model.moe.experts : experts);
+}
+
+/* Between a relay and a rank of its node: of the relay's rows, those with an expert on the rank. */
+static int64_t node_message(const Spec *spec, const MemIn *in, MoeEdge edge)
+{
+  double rows = relay_rows(spec, in), k = min2(spec->model.moe.top_k, in->experts);
+  if (spec->model.moe.imbalance > 0) {
+    rows = min2(rows, ffn_rows(spec, in) / in->node_ranks);
+  }
+  switch (edge) {
+  case MOE_EDGE_FORWARD:
+    return msg_bytes(spec, rows, sizeof(MoeRowHead), rows * k, sizeof(MoePair));
+  case MOE_EDGE_FORWARD_B:
+    return msg_bytes(spec, rows, 0, rows * k, sizeof(float));
+  default:
+    return msg_bytes(spec, rows, 0, 0, 0);
+  }
+}
+
+int64_t memory_message(const Spec *spec, const MemIn *in, MoeEdge edge)
+{
+  double to_ffn = message_rows(spec, in, in->relayed), to_att = message_rows(spec, in, in->relays);
+  int least = (int)moe_part_max(spec->model.moe.experts, at_least(in->ffn_ranks, 1));
+  switch (edge) {
+  case MOE_EDGE_DISPATCH:
+    return msg_bytes(spec, to_ffn, sizeof(MoeRowHead), message_pairs(spec, in->experts, to_ffn, in->relayed),
+                     sizeof(MoePair));
+  case MOE_EDGE_COMBINE_B:
+    return msg_bytes(spec, to_ffn, 0, 0, 0);
+  case MOE_EDGE_COMBINE:
+    return msg_bytes(spec, to_att, sizeof(uint32_t), 0, 0);
+  case MOE_EDGE_DISPATCH_B:
+    return msg_bytes(spec, to_att, 0, message_pairs(spec, least, to_att, in->relays), sizeof(float));
+  case MOE_EDGE_PIPE:
+  case MOE_EDGE_PIPE_B:
+    return msg_bytes(spec, (double)(in->att_seqs * in->seq), 0, 0, 0);
+  case MOE_EDGE_FORWARD:
+  case MOE_EDGE_FORWARD_B:
+  case MOE_EDGE_GATHER:
+  case MOE_EDGE_GATHER_B:
+    return node_message(spec, in, edge);
+  default:
+    return 0;
+  }
+}
+
+/* ---- parameters ---- */
+
+/* Slots in which slices of buckets arrive from the other holders: REDUCE and SHARE alike. */
+static int64_t tail_bytes(double elems, int holders, int slots)
+{
+  int64_t slice = moe_part_max((int64_t)elems, holders);
+  return 2 * (int64_t)slots * (holders - 1) * (SLOT_HEAD + 64 + (int64_t)moe_align64((size_t)(4 * slice)));
+}
+
+/* n buckets of a kind with so many elements each. slots: what their exchanges use together. */
+static void add_buckets(const Spec *spec, const MemIn *in, int n, double elems, int holders, int slots, MemoryTerms *m)
+{
+  int owners = holders;
+  if (n == 0 || elems == 0) {
+    return;
+  }
+  if (spec->plan.optimizer_shard == OPT_SHARD_NONE) {
+    owners = 1;
+  } else if (spec->plan.optimizer_shard == OPT_SHARD_ALL) {
+    owners = at_least(in->total_ranks, holders);
+  }
+  int64_t owned = moe_part_max((int64_t)elems, owners);
+  m->weights += n * piece(elems, per_param[spec->train.dtype].weight);
+  m->gradients += n * piece(elems, per_param[spec->train.dtype].gradient);
+  m->optimizer += n * 3 * piece((double)owned, per_param[spec->train.dtype].optimizer / 3);
+  m->buffers += holders > 1 ? tail_bytes(elems, holders, slots < n ? slots : n) : 0;
+}
+
+static int ways(const MemIn *in)
+{
+  return at_least(in->ways, 1);
+}
+
+/* Post-attention gains of `moe` layers, held by both sides, and of dense layers, held by their attention group. */
+static void add_gains(const Spec *spec, const MemIn *in, int moe, int dense, bool both, MemoryTerms *m)
+{
+  int own = in->own_ranks * in->replicas * ways(in);
+  int all = both ? own : (in->att_ranks + in->ffn_ranks) * in->replicas * ways(in);
+  add_buckets(spec, in, moe, spec->model.hidden, all, moe, m);
+  add_buckets(spec, in, dense, spec->model.hidden, own, dense, m);
 }
 
 /* ---- terms ---- */
 
-static void add_params(const Spec *spec, double n, int holders, MemoryTerms *m)
+static void memory_att(const Spec *spec, const MemIn *in, int roles, MemoryTerms *m)
 {
-  int64_t elems = (int64_t)n;
-  m->weights += elems * per_param[spec->train.dtype].weight;
-  m->gradients += elems * per_param[spec->train.dtype].gradient;
-  m->optimizer += moe_part_max(elems, holders) * per_param[spec->train.dtype].optimizer;
-}
-
-void memory_att(const Spec *spec, const MemIn *in, MemoryTerms *m)
-{
-  int holders = in->own_ranks * in->replicas, dense = spec->model.dense.layers;
-  double n = in->att_moe * (double)cost_bucket_elems(spec, MOE_BUCKET_ATT, dense, 0);
-  n += in->att_dense * (double)cost_bucket_elems(spec, MOE_BUCKET_ATT, 0, 0);
-  n += (in->att_moe + in->att_dense) * (double)spec->model.hidden;
-  n += in->embed ? (double)cost_bucket_elems(spec, MOE_BUCKET_EMBED, 0, 0) : 0;
-  if (in->head) { /* a tied table is kept once per rank, also where embedding and head meet */
-    n += (double)cost_bucket_elems(spec, MOE_BUCKET_HEAD, 0, 0);
-    n += spec->model.tied && !in->embed ? (double)cost_bucket_elems(spec, MOE_BUCKET_EMBED, 0, 0) : 0;
+  int holders = in->own_ranks * in->replicas * ways(in), dense = spec->model.dense.layers;
+  int layers = in->att_moe + in->att_dense;
+  add_buckets(spec, in, in->att_moe, (double)cost_bucket_elems(spec, MOE_BUCKET_ATT, dense, 0), holders, TAIL_SLOTS, m);
+  add_buckets(spec, in, in->att_dense, (double)cost_bucket_elems(spec, MOE_BUCKET_ATT, 0, 0), holders,
+              in->att_moe > 1 ? 0 : TAIL_SLOTS - in->att_moe, m);
+  add_gains(spec, in, in->att_moe, in->att_dense, roles & PLAN_F, m);
+  double table = (double)cost_bucket_elems(spec, MOE_BUCKET_EMBED, 0, 0);
+  /* a tied table is kept once per rank, also where embedding and head meet */
+  if (in->embed || (in->head && spec->model.tied)) {
+    int also = spec->model.tied && !(in->embed && in->head) ? 2 : 1;
+    add_buckets(spec, in, 1, table, holders * also, 1, m);
   }
-  add_params(spec, n, holders, m);
+  if (in->head) {
+    add_buckets(spec, in, 1, (double)cost_bucket_elems(spec, MOE_BUCKET_HEAD, 0, 0), holders, 1, m);
+  }
 
-  int64_t slots = (int64_t)in->in_flight * (in->att_moe + in->att_dense) + (in->head ? 1 : 0);
-  m->activations += slots * att_saved_bytes(spec, in) + PLAN_WORK_SLOTS * att_work_bytes(spec, in);
-  m->activations += (int64_t)in->in_flight * in->att_dense * dense_saved_bytes(spec, in);
-
-  double rows = message_rows(spec, in), pairs = message_pairs(spec, in, rows);
-  int64_t combine = msg_bytes(spec, rows, sizeof(uint32_t), 0, 0);
-  int64_t dispatch_b = msg_bytes(spec, rows, 0, pairs, sizeof(float));
-  m->buffers += PLAN_CHAN_SLOTS * in->ffn_ranks * (in->combine_from * combine + in->dispatch_b_from * dispatch_b);
-
-  m->workspace = max64(m->workspace, THREADS * att_scratch_bytes(spec, in));
-  m->workspace = max64(m->workspace, in->head ? THREADS * head_scratch_bytes(spec, in) : 0);
+  int64_t saved = (in->live > 0 ? in->live : (int64_t)in->in_flight * layers) + (in->head ? 1 : 0);
+  int64_t dense_saved = in->live > 0 ? (in->att_dense ? in->live : 0) : (int64_t)in->in_flight * in->att_dense;
+  int64_t work = PLAN_WORK_SLOTS;
+  if (in->slots) {
+    saved = in->slots->att_saved;
+    work = in->slots->att_work;
+    dense_saved = dense_saved < saved ? dense_saved : saved;
+  }
+  m->activations += saved * att_saved_bytes(spec, in) + work * att_work_bytes(spec, in);
+  m->activations += dense_saved * dense_saved_bytes(spec, in);
+  if (in->slots) {
+    return;
+  }
+  m->buffers += PLAN_CHAN_SLOTS * in->ffn_ranks *
+                (in->combine_from * memory_message(spec, in, MOE_EDGE_COMBINE) +
+                 in->dispatch_b_from * memory_message(spec, in, MOE_EDGE_DISPATCH_B));
+  m->buffers += PLAN_CHAN_SLOTS * (in->pipe_from + in->pipe_b_from) * memory_message(spec, in, MOE_EDGE_PIPE);
 }
 
-void memory_ffn(const Spec *spec, const MemIn *in, MemoryTerms *m)
+static void memory_ffn(const Spec *spec, const MemIn *in, int roles, MemoryTerms *m)
 {
   int dense = spec->model.dense.layers;
-  double n = in->ffn_layers * (double)cost_bucket_elems(spec, MOE_BUCKET_EXPERTS, dense, in->experts);
-  add_params(spec, n, in->replicas, m);
-  add_params(spec, in->ffn_layers * (double)spec->model.hidden, in->replicas * in->own_ranks, m);
-
-  int64_t slots = (int64_t)in->in_flight * in->ffn_layers;
-  m->activations += slots * ffn_saved_bytes(spec, in) + (PLAN_WORK_SLOTS + in->relayed) * ffn_work_bytes(spec, in);
-
-  double rows = message_rows(spec, in), pairs = message_pairs(spec, in, rows);
-  int64_t dispatch = msg_bytes(spec, rows, sizeof(MoeRowHead), pairs, sizeof(MoePair));
-  int64_t combine_b = msg_bytes(spec, rows, 0, 0, 0);
-  m->buffers += PLAN_CHAN_SLOTS * in->att_ranks * (in->dispatch_from * dispatch + in->combine_b_from * combine_b);
-  if (in->relayed) {
-    double relay = relay_rows(spec, in);
-    if (spec->model.moe.imbalance > 0) { /* of the relay's rows, those with an expert on the rank */
-      relay = min2(relay, ffn_rows(spec, in) / in->node_ranks);
-    }
-    double k = min2(spec->model.moe.top_k, in->experts);
-    int64_t forward = msg_bytes(spec, relay, sizeof(MoeRowHead), relay * k, sizeof(MoePair));
-    int64_t forward_b = msg_bytes(spec, relay, 0, relay * k, sizeof(float));
-    m->buffers += PLAN_CHAN_SLOTS * in->node_ranks * (forward + forward_b + 2 * msg_bytes(spec, relay, 0, 0, 0));
+  add_buckets(spec, in, in->ffn_layers, (double)cost_bucket_elems(spec, MOE_BUCKET_EXPERTS, dense, in->experts),
+              in->replicas * ways(in), TAIL_SLOTS, m);
+  if (!(roles & PLAN_A)) {
+    add_gains(spec, in, in->ffn_layers, 0, false, m);
   }
-  m->workspace = max64(m->workspace, THREADS * ffn_scratch_bytes(spec, in));
+
+  int64_t saved = (in->live > 0 ? in->live : (int64_t)in->in_flight * in->ffn_layers) * at_least(in->chunks, 1);
+  int64_t work = PLAN_WORK_SLOTS + in->relayed;
+  saved = in->slots ? in->slots->ffn_saved : saved;
+  work = in->slots ? in->slots->ffn_work : work;
+  m->activations += saved * ffn_saved_bytes(spec, in) + work * ffn_work_bytes(spec, in);
+  if (in->slots) {
+    return;
+  }
+  m->buffers += PLAN_CHAN_SLOTS * in->att_ranks *
+                (in->dispatch_from * memory_message(spec, in, MOE_EDGE_DISPATCH) +
+                 in->combine_b_from * memory_message(spec, in, MOE_EDGE_COMBINE_B));
+  for (MoeEdge e = 0; in->relayed && e < MOE_EDGE_COUNT; e++) {
+    bool within = e == MOE_EDGE_FORWARD || e == MOE_EDGE_FORWARD_B || e == MOE_EDGE_GATHER || e == MOE_EDGE_GATHER_B;
+    m->buffers += within ? PLAN_CHAN_SLOTS * in->node_ranks * memory_message(spec, in, e) : 0;
+  }
 }
 
-int64_t memory_sum(const MemoryTerms *m)
+void memory_terms(const Spec *spec, const MemIn *in, int roles, MemoryTerms *m)
 {
-  return m->weights + m->gradients + m->optimizer + m->activations + m->buffers + m->workspace;
+  *m = (MemoryTerms){0};
+  if (roles & PLAN_A) {
+    memory_att(spec, in, roles, m);
+  }
+  if (roles & PLAN_F) {
+    memory_ffn(spec, in, roles, m);
+  }
+  m->workspace = workspace_bytes(spec, in, roles);
+  m->total = m->weights + m->gradients + m->optimizer + m->activations + m->buffers + m->workspace;
+  m->limit = spec->cluster.gpu.memory;
 }
 
 int64_t memory_need(const Spec *spec, const MemIn *in, int roles)
 {
-  MemoryTerms m = {0};
-  if (roles & PLAN_A) {
-    memory_att(spec, in, &m);
-  }
-  if (roles & PLAN_F) {
-    memory_ffn(spec, in, &m);
-  }
-  return memory_sum(&m);
+  MemoryTerms m;
+  memory_terms(spec, in, roles, &m);
+  return m.total;
 }
 
 int memory_cap(const Spec *spec, const MemIn *in, int roles)

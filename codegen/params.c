@@ -13,6 +13,16 @@ typedef struct Builder {
   int64_t offset; /* next free element of the bucket being filled */
 } Builder;
 
+static const PlanGroup *att_group(const Builder *b, int way, int layer)
+{
+  return &b->plan->groups[plan_att(b->spec, b->plan, way, layer)];
+}
+
+static const PlanGroup *ffn_group(const Builder *b, int way, int layer)
+{
+  return &b->plan->groups[plan_ffn(b->spec, b->plan, way, layer)];
+}
+
 /* Counts first, so that every array is allocated once. */
 static void allocate(Builder *b)
 {
@@ -22,23 +32,45 @@ static void allocate(Builder *b)
   int n_buckets = 2;
   int n_holders = 2 * ranks;
   for (int l = 0; l < m->layers; l++) {
-    int n_ffn = b->plan->groups[b->plan->ffn_group[l]].n_ranks;
+    int n_ffn = ffn_group(b, 0, l)->n_ranks;
     n_buckets += per_layer_buckets + n_ffn;
-    n_holders += 2 * ranks + n_ffn * b->plan->replicas;
+    n_holders += 2 * ranks + n_ffn * b->plan->replicas * b->plan->ways;
   }
   b->out->buckets = arena_new_array(b->arena, MoeBucket, (size_t)n_buckets);
   b->out->holders = arena_new_array(b->arena, int32_t, (size_t)n_holders);
   b->out->params = arena_new_array(b->arena, MoeParam, (size_t)(3 + m->layers * (9 + 3 * m->moe.experts)));
 }
 
-static void add_holders(Builder *b, MoeBucket *bucket, const PlanGroup *one, const PlanGroup *other, int member)
+/* The layers whose groups hold a bucket, in every direction; -1: none. */
+typedef struct Holding {
+  int att, also_att, ffn;
+  int member; /* of the FFN group; -1: all */
+} Holding;
+
+static bool is_member(const PlanGroup *group, int rank, int member)
+{
+  int i = rank - group->first_rank;
+  return i >= 0 && i < group->n_ranks && (member < 0 || i == member);
+}
+
+static bool holds(const Builder *b, const Holding *h, int rank)
+{
+  for (int way = 0; way < b->plan->ways; way++) {
+    if ((h->att >= 0 && is_member(att_group(b, way, h->att), rank, -1)) ||
+        (h->also_att >= 0 && is_member(att_group(b, way, h->also_att), rank, -1)) ||
+        (h->ffn >= 0 && is_member(ffn_group(b, way, h->ffn), rank, h->member))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void add_holders(Builder *b, MoeBucket *bucket, Holding h)
 {
   bucket->first_holder = b->out->n_holders;
   for (int q = 0; q < b->plan->replicas; q++) {
     for (int r = 0; r < b->plan->replica_ranks; r++) {
-      bool in_one = r >= one->first_rank && r < one->first_rank + one->n_ranks;
-      bool in_other = other && r >= other->first_rank && r < other->first_rank + other->n_ranks;
-      if (member >= 0 ? r == one->first_rank + member : in_one || in_other) {
+      if (holds(b, &h, r)) {
         b->out->holders[b->out->n_holders++] = q * b->plan->replica_ranks + r;
       }
     }
@@ -95,17 +127,23 @@ static void add_attention(Builder *b, int l)
     add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.k_norm.weight", l), d, 0);
   }
   add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.o_proj.weight", l), m->hidden, nq);
-  add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.gate.weight", l), m->moe.experts, m->hidden);
-  add_holders(b, bucket, &b->plan->groups[b->plan->att_group[l]], NULL, -1);
+  if (l < m->dense.layers) {
+    add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.gate_proj.weight", l), m->dense.hidden, m->hidden);
+    add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.up_proj.weight", l), m->dense.hidden, m->hidden);
+    add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.down_proj.weight", l), m->hidden, m->dense.hidden);
+  } else {
+    add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.gate.weight", l), m->moe.experts, m->hidden);
+  }
+  add_holders(b, bucket, (Holding){l, -1, -1, -1});
   end_bucket(b, bucket, 0);
 }
 
 static void add_experts(Builder *b, int l, int member)
 {
   const ModelSpec *m = &b->spec->model;
-  const PlanGroup *group = &b->plan->groups[b->plan->ffn_group[l]];
-  int begin = (int)moe_part_begin(m->moe.experts, group->n_ranks, member);
-  int end = (int)moe_part_begin(m->moe.experts, group->n_ranks, member + 1);
+  int n_ffn = ffn_group(b, 0, l)->n_ranks; /* of every direction */
+  int begin = (int)moe_part_begin(m->moe.experts, n_ffn, member);
+  int end = (int)moe_part_begin(m->moe.experts, n_ffn, member + 1);
   MoeBucket *bucket = begin_bucket(b, MOE_BUCKET_EXPERTS, l);
   for (int e = begin; e < end; e++) {
     static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};
@@ -115,7 +153,7 @@ static void add_experts(Builder *b, int l, int member)
                 down ? m->hidden : m->moe.hidden, down ? m->moe.hidden : m->hidden);
     }
   }
-  add_holders(b, bucket, group, NULL, member);
+  add_holders(b, bucket, (Holding){-1, -1, l, member});
   end_bucket(b, bucket, end - begin);
 }
 
@@ -124,13 +162,11 @@ void params_build(Arena *arena, const Spec *spec, const Plan *plan, ParamTables 
   *out = (ParamTables){0};
   Builder b = {.arena = arena, .spec = spec, .plan = plan, .out = out};
   const ModelSpec *m = &spec->model;
-  const PlanGroup *first = &plan->groups[plan->att_group[0]];
-  const PlanGroup *last = &plan->groups[plan->att_group[m->layers]];
   allocate(&b);
 
   MoeBucket *bucket = begin_bucket(&b, MOE_BUCKET_EMBED, 0);
   add_param(&b, "model.embed_tokens.weight", m->vocab, m->hidden);
-  add_holders(&b, bucket, first, m->tied ? last : NULL, -1);
+  add_holders(&b, bucket, (Holding){0, m->tied ? m->layers : -1, -1, -1});
   end_bucket(&b, bucket, 0);
   for (int l = 0; l < m->layers; l++) {
     add_attention(&b, l);
@@ -138,11 +174,11 @@ void params_build(Arena *arena, const Spec *spec, const Plan *plan, ParamTables 
   for (int l = 0; l < m->layers; l++) {
     bucket = begin_bucket(&b, MOE_BUCKET_GAIN, l);
     add_param(&b, arena_printf(arena, "model.layers.%d.post_attention_layernorm.weight", l), m->hidden, 0);
-    add_holders(&b, bucket, &plan->groups[plan->att_group[l]], &plan->groups[plan->ffn_group[l]], -1);
+    add_holders(&b, bucket, (Holding){l, -1, l, -1});
     end_bucket(&b, bucket, 0);
   }
-  for (int l = 0; l < m->layers; l++) {
-    for (int j = 0; j < plan->groups[plan->ffn_group[l]].n_ranks; j++) {
+  for (int l = m->dense.layers; l < m->layers; l++) {
+    for (int j = 0; j < ffn_group(&b, 0, l)->n_ranks; j++) {
       add_experts(&b, l, j);
     }
   }
@@ -151,6 +187,6 @@ void params_build(Arena *arena, const Spec *spec, const Plan *plan, ParamTables 
   if (!m->tied) {
     add_param(&b, "lm_head.weight", m->vocab, m->hidden);
   }
-  add_holders(&b, bucket, last, NULL, -1);
+  add_holders(&b, bucket, (Holding){m->layers, -1, -1, -1});
   end_bucket(&b, bucket, 0);
 }

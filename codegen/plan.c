@@ -6,146 +6,6 @@
 #include "codegen/plan_int.h"
 #include "runtime/moe_layout.h"
 
-/* ---- pins ---- */
-
-static Span pin_span(const Spec *spec, const char *key)
-{
-  return spec_span(spec, "plan", key);
-}
-
-static int sum(const int *list, int n, int groups)
-{
-  int total = 0;
-  for (int i = 0; i < groups; i++) {
-    total += list[n > 1 ? i : 0];
-  }
-  return total;
-}
-
-static bool check_list(Diag *diag, const Spec *spec, const char *key, const int *list, int n, const char *stages_key,
-                       int stages)
-{
-  for (int i = 0; i < n; i++) {
-    if (list[i] < 1) {
-      diag_error(diag, pin_span(spec, key), "%s: group %d has %d GPUs; every group needs at least 1", key, i, list[i]);
-      return false;
-    }
-  }
-  if (n > 1 && stages > 0 && stages != n) {
-    diag_error(diag, pin_span(spec, key), "%s lists %d groups, but %s = %d", key, n, stages_key, stages);
-    diag_note(diag, pin_span(spec, stages_key), "give one number for all groups, or one per group");
-    return false;
-  }
-  return true;
-}
-
-static bool check_stages(Diag *diag, const Spec *spec, const char *key, int stages, int layers, const char *what)
-{
-  if (stages > layers) {
-    diag_error(diag, pin_span(spec, key), "%s = %d, but the model has %d %s: some group would have none", key, stages,
-               layers, what);
-    return false;
-  }
-  return true;
-}
-
-static bool check_colocated(Diag *diag, const Spec *spec)
-{
-  const PlanSpec *pin = &spec->plan;
-  if (pin->attention_stages && pin->ffn_stages && pin->attention_stages != pin->ffn_stages) {
-    diag_error(diag, pin_span(spec, "ffn_stages"),
-               "placement = colocated has the same groups on both sides, but attention_stages = %d and ffn_stages = %d",
-               pin->attention_stages, pin->ffn_stages);
-    return false;
-  }
-  for (int i = 0; i < pin->n_ffn_gpus && pin->n_attention_gpus; i++) {
-    int a = pin->attention_gpus[pin->n_attention_gpus > 1 && i < pin->n_attention_gpus ? i : 0];
-    if (a != pin->ffn_gpus[i] || (pin->n_attention_gpus != pin->n_ffn_gpus)) {
-      diag_error(diag, pin_span(spec, "ffn_gpus"),
-                 "placement = colocated has the same groups on both sides, but group %d has attention_gpus = %d and "
-                 "ffn_gpus = %d",
-                 i, a, pin->ffn_gpus[i]);
-      return false;
-    }
-  }
-  return true;
-}
-
-/* Contradictions between pins, and between a pin and the model or the batch. */
-static bool check_pins(Diag *diag, const Spec *spec, const ShapeSpec *shape)
-{
-  const PlanSpec *pin = &spec->plan;
-  int layers = spec->model.layers, experts = spec->model.moe.experts;
-  bool ok = check_stages(diag, spec, "attention_stages", plan_pinned_stages(spec, true), layers, "layers");
-  ok &= check_stages(diag, spec, "ffn_stages", plan_pinned_stages(spec, false), plan_moe_layers(spec), "MoE layers");
-  ok &= check_list(diag, spec, "attention_gpus", pin->attention_gpus, pin->n_attention_gpus, "attention_stages",
-                   pin->attention_stages);
-  ok &= check_list(diag, spec, "ffn_gpus", pin->ffn_gpus, pin->n_ffn_gpus, "ffn_stages", pin->ffn_stages);
-  for (int i = 0; i < pin->n_ffn_gpus; i++) {
-    if (pin->ffn_gpus[i] > experts) {
-      diag_error(diag, pin_span(spec, "ffn_gpus"),
-                 "ffn_gpus = %d, but a layer has %d experts: some GPU would have none", pin->ffn_gpus[i], experts);
-      ok = false;
-    }
-  }
-  if (pin->replicas > shape->global_batch) {
-    diag_error(diag, pin_span(spec, "replicas"),
-               "replicas = %d, but a step has %d sequences: some replica would get none", pin->replicas,
-               shape->global_batch);
-    ok = false;
-  }
-  if (pin->placement == PLACE_COLOCATED) {
-    ok &= check_colocated(diag, spec);
-  }
-  return ok;
-}
-
-/* Pins that ask for more than the cluster has. Stages and GPUs count one where they are free. */
-static bool check_cluster(Diag *diag, const Spec *spec)
-{
-  const PlanSpec *pin = &spec->plan;
-  Nodes nodes = plan_nodes(spec);
-  bool both = pin->placement == PLACE_COLOCATED;
-  int p_att = plan_pinned_stages(spec, true), p_ffn = plan_pinned_stages(spec, false);
-  p_att = p_att ? p_att : 1;
-  p_ffn = p_ffn ? p_ffn : 1;
-  int att = pin->n_attention_gpus ? sum(pin->attention_gpus, pin->n_attention_gpus, p_att) : p_att;
-  int ffn = both ? 0 : pin->n_ffn_gpus ? sum(pin->ffn_gpus, pin->n_ffn_gpus, p_ffn) : p_ffn;
-  int replicas = pin->replicas ? pin->replicas : 1;
-  int64_t ranks = (int64_t)(att + ffn) * replicas;
-  if (ranks > nodes.total) {
-    const char *key = pin->replicas           ? "replicas"
-                      : pin->n_attention_gpus ? "attention_gpus"
-                      : pin->n_ffn_gpus       ? "ffn_gpus"
-                                              : "attention_stages";
-    diag_error(
-        diag, pin_span(spec, key),
-        "no plan: %d replica%s of %d attention and %d FFN GPUs need %lld GPUs, the cluster has %d (%lld too few)",
-        replicas, replicas == 1 ? "" : "s", att, ffn, (long long)ranks, nodes.total, (long long)ranks - nodes.total);
-    int per = spec->cluster.gpus, need = (int)((ranks + per - 1) / per);
-    if (!both && ranks == 2 && nodes.total == 1) {
-      diag_note(diag, pin_span(spec, "placement"),
-                "smallest change: a second GPU, or placement = colocated, where one GPU holds both sides");
-    } else {
-      diag_note(diag, spec_span(spec, "cluster", "nodes"), "smallest change: nodes = %d (of %d GPUs each)", need, per);
-    }
-    return false;
-  }
-  int nics = nodes.nics * nodes.count;
-  if (pin->attention_nics + pin->ffn_nics > nics) {
-    diag_error(diag, pin_span(spec, pin->attention_nics ? "attention_nics" : "ffn_nics"),
-               "no plan: attention_nics + ffn_nics = %d, the cluster has %d NICs", pin->attention_nics + pin->ffn_nics,
-               nics);
-    return false;
-  }
-  if (nics == 0 && nodes.count > 1 && (int64_t)(att + ffn) > nodes.ranks) {
-    diag_error(diag, spec_span(spec, "cluster", "nics"),
-               "no plan: a replica of %d GPUs spans nodes of %d, and the nodes have 0 NICs", att + ffn, nodes.ranks);
-    return false;
-  }
-  return true;
-}
-
 /* ---- what is missing ---- */
 
 static void explain(Diag *diag, const Spec *spec, const Shortage *s)
@@ -153,10 +13,10 @@ static void explain(Diag *diag, const Spec *spec, const Shortage *s)
   const GpuSpec *gpu = &spec->cluster.gpu;
   static const double gib = 1024.0 * 1024 * 1024;
   if (!s->any) {
-    diag_error(diag, pin_span(spec, NULL),
+    diag_error(diag, plan_span(spec, NULL),
                "no plan: no allocation keeps both sides within %d nodes of %d GPUs under these pins",
                plan_nodes(spec).count, plan_nodes(spec).ranks);
-    diag_note(diag, pin_span(spec, NULL), "smallest change: leave one of replicas, stages or GPUs to the planner");
+    diag_note(diag, plan_span(spec, NULL), "smallest change: leave one of replicas, stages or GPUs to the planner");
     return;
   }
   const char *who = s->role == PLAN_A ? "attention" : s->role == PLAN_F ? "FFN" : "attention and FFN";
@@ -165,7 +25,7 @@ static void explain(Diag *diag, const Spec *spec, const Shortage *s)
              "no plan: GPU memory is %.4g GiB, but the leanest allocation needs %.4g GiB on its fullest %s rank "
              "(%.4g GiB too little)",
              have, need, who, need - have);
-  diag_note(diag, pin_span(spec, NULL),
+  diag_note(diag, plan_span(spec, NULL),
             "that is %d replica%s of %d x %d attention and %d x %d FFN GPUs, with %s in flight", s->replicas,
             s->replicas == 1 ? "" : "s", s->p_att, s->att_n, s->p_ffn, s->ffn_n,
             spec->plan.in_flight ? "the pinned number of micro-batches" : "one micro-batch");
@@ -179,10 +39,11 @@ static void explain(Diag *diag, const Spec *spec, const Shortage *s)
 
 /* ---- completion ---- */
 
-/* As many micro-batches in flight as keep the busiest group busy, if memory holds them. */
-static bool set_in_flight(Diag *diag, const Spec *spec, Plan *plan)
+/* Twice as many micro-batches in flight as would keep the busiest group busy if none ever waited for another, if memory
+   holds them. */
+bool plan_set_in_flight(Diag *diag, const Spec *spec, Plan *plan)
 {
-  int pinned = spec->plan.in_flight, want = plan_in_flight_need(spec, plan), cap = plan->micro_batches;
+  int pinned = spec->plan.in_flight, want = 2 * plan_in_flight_need(spec, plan), cap = plan->micro_batches;
   const PlanGroup *tight = NULL;
   for (int i = 0; i < plan->n_groups; i++) {
     MemIn in = plan_mem_in(spec, plan, &plan->groups[i], 1);
@@ -198,7 +59,7 @@ static bool set_in_flight(Diag *diag, const Spec *spec, Plan *plan)
     MemIn in = plan_mem_in(spec, plan, tight, least);
     int64_t need = memory_need(spec, &in, tight->role), have = spec->cluster.gpu.memory;
     diag_error(
-        diag, pin_span(spec, pinned > 0 ? "in_flight" : NULL),
+        diag, plan_span(spec, pinned > 0 ? "in_flight" : NULL),
         "no plan: %d micro-batch%s in flight need%s %lld bytes on a rank of group %s%d, its GPU has %lld (%lld too "
         "few)",
         least, least == 1 ? "" : "es", least == 1 ? "s" : "", (long long)need, tight->role == PLAN_F ? "F" : "A",
@@ -216,7 +77,7 @@ static int64_t max3(int64_t a, int64_t b, int64_t c)
 }
 
 /* Roofline of the two sides for one layer and micro-batch, forward: compute or the busiest port, whichever is more. */
-static void set_sides(const Spec *spec, Plan *plan)
+void plan_set_sides(const Spec *spec, Plan *plan)
 {
   int l = spec->model.dense.layers;
   MsgCost dispatch = cost_msg(spec, plan, MOE_EDGE_DISPATCH, l), combine = cost_msg(spec, plan, MOE_EDGE_COMBINE, l);
@@ -242,7 +103,7 @@ static bool check_node_pin(Diag *diag, const Spec *spec, const Plan *plan)
   int per = plan->ranks_per_node, ranks = plan->replica_ranks;
   bool aligned = plan_aligned(plan);
   if (spec->plan.dedup == DEDUP_NODE && !aligned) {
-    diag_error(diag, pin_span(spec, "dedup"),
+    diag_error(diag, plan_span(spec, "dedup"),
                "dedup = node needs replicas that lie alike on the nodes, but a replica has %d ranks and a node %d",
                ranks, per);
     return false;
@@ -250,43 +111,152 @@ static bool check_node_pin(Diag *diag, const Spec *spec, const Plan *plan)
   return true;
 }
 
-bool plan_solve(Arena *arena, Diag *diag, const Spec *spec, int index, Plan *plan, bool *infeasible)
+/* Groups, memory and times of one allocation of a disaggregated system. */
+static bool complete(Arena *arena, Diag *diag, const Spec *spec, const ShapeSpec *shape, const Found *found, Plan *plan,
+                     bool *infeasible)
 {
-  const ShapeSpec *shape = &spec->shapes[index];
-  Arena *scratch;
-  Found found;
-  Shortage shortage;
   *infeasible = false;
-  if (!check_pins(diag, spec, shape)) {
+  plan_build(arena, spec, shape, &found->choice, plan);
+  if (!check_node_pin(diag, spec, plan)) {
     return false;
   }
   *infeasible = true;
-  if (!check_cluster(diag, spec)) {
-    return false;
-  }
-  scratch = arena_new();
-  bool ok = plan_search(scratch, spec, shape, &found, &shortage);
-  if (!ok) {
-    explain(diag, spec, &shortage);
-    arena_free(scratch);
-    return false;
-  }
-  plan_build(arena, spec, shape, &found.choice, plan);
-  arena_free(scratch);
-  if (!check_node_pin(diag, spec, plan)) {
-    *infeasible = false;
-    return false;
-  }
-  if (!set_in_flight(diag, spec, plan)) {
+  if (!plan_set_in_flight(diag, spec, plan)) {
     return false;
   }
   cost_memory(spec, plan);
-  set_sides(spec, plan);
-  plan_set_step(spec, plan, found.choice.estimate);
-  plan->solver.name = found.pinned ? "pinned" : "glpk";
-  plan->solver.status = !found.proved ? "nodes" : spec->plan.gap > 0 && !found.pinned ? "gap" : "optimal";
-  plan->solver.gap = found.pinned ? 0 : found.gap;
-  plan->solver.ms = found.ms;
+  plan_set_sides(spec, plan);
+  plan_set_step(spec, plan, found->choice.estimate);
+  plan->solver.name = found->pinned ? "pinned" : "glpk";
+  plan->solver.status = !found->proved ? "nodes" : spec->plan.gap > 0 && !found->pinned ? "gap" : "optimal";
+  plan->solver.gap = found->pinned ? 0 : found->gap;
+  plan->solver.ms = found->ms;
   *infeasible = false;
   return plan_check(diag, spec, plan);
+}
+
+/* A list of groups that are all alike says no more than their number and one size. */
+static void shorten_list(const int *list, int *n, int *stages)
+{
+  for (int i = 1; i < *n; i++) {
+    if (list[i] != list[0]) {
+      return;
+    }
+  }
+  if (*n > 1) {
+    *stages = *n;
+    *n = 1;
+  }
+}
+
+static int disaggregated(Arena *arena, Diag *diag, Spec *spec, const ShapeSpec *shape, Plan *plans, int most,
+                         bool *infeasible)
+{
+  Shortage shortage;
+  PlanSpec *pin = &spec->plan;
+  *infeasible = false;
+  if (!plan_check_pins(diag, spec, shape)) {
+    return 0;
+  }
+  shorten_list(pin->attention_gpus, &pin->n_attention_gpus, &pin->attention_stages);
+  shorten_list(pin->ffn_gpus, &pin->n_ffn_gpus, &pin->ffn_stages);
+  *infeasible = true;
+  if (!plan_check_cluster(diag, spec)) {
+    return 0;
+  }
+  Arena *scratch = arena_new();
+  Found *found = arena_new_array(scratch, Found, (size_t)most);
+  int n = plan_search(scratch, spec, shape, found, most, &shortage), done = 0;
+  if (n == 0) {
+    explain(diag, spec, &shortage);
+  }
+  while (done < n && complete(arena, diag, spec, shape, &found[done], &plans[done], infeasible)) {
+    done++;
+  }
+  arena_free(scratch);
+  return done;
+}
+
+int plan_candidates(Arena *arena, Diag *diag, const Spec *spec, int shape, SystemKind system, Plan *plans, int most,
+                    bool *infeasible)
+{
+  Spec *view = arena_new_of(arena, Spec); /* the spec with what the system itself pins */
+  *view = *spec;
+  view->plan.system = system;
+  *infeasible = false;
+  if (plan_system_colocated(system)) {
+    return plan_colocated(arena, diag, view, &spec->shapes[shape], plans, most, infeasible);
+  }
+  if (system == SYSTEM_AFD) {
+    if (!plan_check_afd(diag, spec)) {
+      return 0;
+    }
+    view->plan.attention_stages = view->plan.ffn_stages = 1;
+  }
+  return disaggregated(arena, diag, view, &spec->shapes[shape], plans, most, infeasible);
+}
+
+bool plan_solve(Arena *arena, Diag *diag, const Spec *spec, int shape, SystemKind system, Plan *plan, bool *infeasible)
+{
+  return plan_candidates(arena, diag, spec, shape, system, plan, 1, infeasible) > 0;
+}
+
+static const struct {
+  const char *name;
+  bool colocated;
+  int ways;
+} systems[] = {
+#define SYSTEM(id, name, colocated, ways, doc) {name, colocated, ways},
+#include "lang/systems.def"
+#undef SYSTEM
+};
+
+const char *plan_system_name(SystemKind system)
+{
+  return system < SYSTEM_COUNT ? systems[system].name : "auto";
+}
+
+bool plan_system_colocated(SystemKind system)
+{
+  return system < SYSTEM_COUNT && systems[system].colocated;
+}
+
+int plan_system_ways(SystemKind system)
+{
+  return system < SYSTEM_COUNT ? systems[system].ways : 1;
+}
+
+int plan_way(const Plan *plan, int mb)
+{
+  return moe_way(plan->ways, plan->micro_batches, mb);
+}
+
+int plan_att(const Spec *spec, const Plan *plan, int way, int layer)
+{
+  return plan->att_group[way * (spec->model.layers + 1) + layer];
+}
+
+int plan_ffn(const Spec *spec, const Plan *plan, int way, int layer)
+{
+  return plan->ffn_group[way * spec->model.layers + layer];
+}
+
+int plan_combine(const Spec *spec, const Plan *plan, int way, int layer)
+{
+  return plan->combine_group[way * spec->model.layers + layer];
+}
+
+bool plan_piped(const Spec *spec, const Plan *plan, int way, int layer)
+{
+  return layer < spec->model.dense.layers ||
+         plan_combine(spec, plan, way, layer) != plan_att(spec, plan, way, layer + 1);
+}
+
+int plan_stage_group(const Plan *plan, int way, int stage)
+{
+  int p = plan->n_groups;
+  if (plan->system == SYSTEM_DUALPIPEV) {
+    return stage < p ? stage : 2 * p - 1 - stage;
+  }
+  return way ? p - 1 - stage : stage % p;
 }

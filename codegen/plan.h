@@ -25,12 +25,13 @@ typedef struct PlanGroup {
   int n_ranks;
   int nics; /* NICs its ranks use, together; one that a neighbour group of the side uses too counts */
   MemoryTerms memory;
+  int live; /* colocated systems: (layer, micro-batch) pairs that it has saved slots for; 0: in_flight for each layer */
   double nic_share; /* NICs per rank, below 1 where ranks share one; 0: nics / n_ranks */
 } PlanGroup;
 
 typedef struct Plan {
   const ShapeSpec *shape;
-  const char *system;    /* "af_pipe" */
+  SystemKind system;     /* never SYSTEM_AUTO */
   const char *placement; /* "separate", "mixed", "colocated" */
   int replicas;
   int p_att, p_ffn; /* groups of each side */
@@ -38,8 +39,15 @@ typedef struct Plan {
   int ranks_per_node;
   PlanGroup *groups; /* attention groups first, then FFN groups; colocated: one list with both roles */
   int n_groups;
-  int *att_group; /* [layers + 1] group of a layer's attention; entry `layers`: final norm, head and loss */
-  int *ffn_group; /* [layers] group of a layer's FFN; a dense layer's is its attention group */
+  int ways;       /* maps of layers to groups, one per direction; plan_way() tells which one a micro-batch takes */
+  int *att_group; /* [ways][layers + 1] group of a layer's attention; entry `layers`: final norm, head and loss */
+  int *ffn_group; /* [ways][layers] group of a layer's FFN; a dense layer's is its attention group */
+  /* [ways][layers] group that receives the layer's COMBINE: the next attention group, or in colocated systems the
+     layer's own. Where it is not att_group[layer + 1], and after every dense layer, PIPE carries the residual on. */
+  int *combine_group;
+  int chunks;     /* parts of a micro-batch that dispatch, experts and combine take in turn; 1: whole */
+  int n_stages;   /* colocated systems: runs of layers, [moe_part_begin(layers, n_stages, s), ...); else 0 */
+  int mb_group;   /* interleaved 1F1B: micro-batches per turn of a virtual stage */
   int *nic_ranks; /* [n_nics] first rank of the replica that uses NIC i */
   int n_nics;
   Dedup dedup;       /* never DEDUP_AUTO */
@@ -58,10 +66,14 @@ typedef struct Plan {
   } solver;
 } Plan;
 
-/* Solves the plan for spec->shapes[shape]. Pins of the spec's plan block are kept. Returns false after an error that
-   says which constraint fails, by how much, and the smallest change that helps; *infeasible tells such errors from bad
-   input. */
-bool plan_solve(Arena *, Diag *, const Spec *, int shape, Plan *, bool *infeasible);
+/* Plans spec->shapes[shape] for a system (never SYSTEM_AUTO; the spec's own choice of one is not looked at). Pins of
+   the spec's plan block are kept. Returns false after an error that says which constraint fails, by how much, and the
+   smallest change that helps; *infeasible tells such errors from bad input. */
+bool plan_solve(Arena *, Diag *, const Spec *, int shape, SystemKind, Plan *, bool *infeasible);
+
+/* The same, up to `most` plans that fit, smallest estimate first; plan_solve gives the first of them. Returns how many;
+   0 after an error. */
+int plan_candidates(Arena *, Diag *, const Spec *, int shape, SystemKind, Plan *plans, int most, bool *infeasible);
 
 /* Checks a plan without the solver's help: partition of layers and experts, ranks, memory. Every plan passes through
  * it. */
@@ -72,6 +84,20 @@ void plan_set_step(const Spec *, Plan *, double step_ns);
 
 void plan_print(const Spec *, const Plan *, FILE *);
 void plan_print_json(const Spec *, const Plan *, FILE *);
+
+const char *plan_system_name(SystemKind);
+bool plan_system_colocated(SystemKind);
+int plan_system_ways(SystemKind);
+
+/* Direction of a micro-batch; groups of a layer in a direction. */
+int plan_way(const Plan *, int mb);
+int plan_att(const Spec *, const Plan *, int way, int layer);
+int plan_ffn(const Spec *, const Plan *, int way, int layer);
+int plan_combine(const Spec *, const Plan *, int way, int layer);
+/* The layer's output reaches the next layer by PIPE: it is dense, or its COMBINE goes elsewhere. */
+bool plan_piped(const Spec *, const Plan *, int way, int layer);
+/* Colocated systems: group of a stage in a direction. */
+int plan_stage_group(const Plan *, int way, int stage);
 
 /* Most sequences of a full micro-batch on one rank of a group; most experts of a layer on one rank of a group. */
 int plan_att_seqs(const Plan *, const PlanGroup *);

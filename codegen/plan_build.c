@@ -147,13 +147,12 @@ static void place_nics(Arena *arena, const Spec *spec, const Choice *choice, Pla
   for (int side = 0; side < (both ? 1 : 2); side++) {
     const Side *s = side == 0 ? &choice->att : &choice->ffn;
     PlanGroup *g = plan->groups + (side == 0 ? 0 : choice->att.p);
+    int first = plan->n_nics;
     place_side_nics(g, s, &cluster, plan);
-    for (int i = 0; i < s->p && s->nics > 0; i++) {
-      bool own_first = false; /* else its first rank shares a NIC that began with an earlier rank */
-      for (int k = 0; k < plan->n_nics; k++) {
-        int rank = plan->nic_ranks[k] - g[i].first_rank;
-        g[i].nics += rank >= 0 && rank < g[i].n_ranks;
-        own_first = own_first || rank == 0;
+    for (int i = 0, k = first; i < s->p && s->nics > 0; i++) { /* a side's NICs and its groups ascend alike */
+      bool own_first = k < plan->n_nics && plan->nic_ranks[k] == g[i].first_rank; /* else it shares an earlier one */
+      for (; k < plan->n_nics && plan->nic_ranks[k] < g[i].first_rank + g[i].n_ranks; k++) {
+        g[i].nics++;
       }
       g[i].nics += !own_first;
       g[i].nic_share = (double)s->nics / (double)side_total(s);
@@ -168,23 +167,29 @@ bool plan_aligned(const Plan *plan)
   return plan->replicas == 1 || ranks * plan->replicas <= per || ranks % per == 0 || per % ranks == 0;
 }
 
+static bool on_node(const PlanGroup *g, int per, int node)
+{
+  return g->first_rank / per == node && (g->first_rank + g->n_ranks - 1) / per == node;
+}
+
 /* Relays pay as soon as two ranks of an FFN group share a node that a row would have to enter from outside. */
 static Dedup choose_dedup(const Spec *spec, const Plan *plan)
 {
+  int per = plan->ranks_per_node;
   if (spec->plan.dedup != DEDUP_AUTO) {
     return spec->plan.dedup;
   }
-  if (!plan_aligned(plan)) { /* one op table serves all replicas, and nodes would cut them differently */
+  if (!plan_aligned(plan) || plan->chunks > 1) { /* one op table serves all replicas, and nodes would cut them
+                                                    differently; relays do not know chunks */
     return DEDUP_RANK;
   }
-  for (int l = spec->model.dense.layers; l < spec->model.layers; l++) {
-    const PlanGroup *f = &plan->groups[plan->ffn_group[l]];
-    int first = f->first_rank / plan->ranks_per_node, last = (f->first_rank + f->n_ranks - 1) / plan->ranks_per_node;
-    bool pair = f->n_ranks > last - first + 1;
-    for (int next = 0; pair && next < 2; next++) {
-      const PlanGroup *a = &plan->groups[plan->att_group[l + next]];
-      if (first != last || a->first_rank / plan->ranks_per_node != first ||
-          (a->first_rank + a->n_ranks - 1) / plan->ranks_per_node != first) {
+  for (int w = 0; w < plan->ways; w++) {
+    for (int l = spec->model.dense.layers; l < spec->model.layers; l++) {
+      const PlanGroup *f = &plan->groups[plan_ffn(spec, plan, w, l)];
+      const PlanGroup *a = &plan->groups[plan_att(spec, plan, w, l)];
+      const PlanGroup *c = &plan->groups[plan_combine(spec, plan, w, l)];
+      int first = f->first_rank / per, last = (f->first_rank + f->n_ranks - 1) / per;
+      if (f->n_ranks > last - first + 1 && (first != last || !on_node(a, per, first) || !on_node(c, per, first))) {
         return DEDUP_NODE;
       }
     }
@@ -192,26 +197,15 @@ static Dedup choose_dedup(const Spec *spec, const Plan *plan)
   return DEDUP_RANK;
 }
 
-void plan_build(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Choice *choice, Plan *plan)
+/* Disaggregated: layers take turns among the groups of a side, and a layer's output goes to the next attention group.
+ */
+static void deal_layers(Arena *arena, const Spec *spec, bool both, Plan *plan)
 {
-  static const char *const names[] = {[PLACE_AUTO] = "separate",
-                                      [PLACE_SEPARATE] = "separate",
-                                      [PLACE_MIXED] = "mixed",
-                                      [PLACE_COLOCATED] = "colocated"};
   int layers = spec->model.layers;
-  bool both = choice->place == PLACE_COLOCATED;
-  memset(plan, 0, sizeof *plan);
-  plan->shape = shape;
-  plan->system = "af_pipe";
-  plan->placement = names[choice->place];
-  plan->replicas = choice->replicas;
-  plan->p_att = choice->att.p;
-  plan->p_ffn = choice->ffn.p;
-  plan->ranks_per_node = spec->plan.ranks_per_node > 0 ? spec->plan.ranks_per_node : spec->cluster.gpus;
-  place_groups(arena, choice, plan);
-  place_nics(arena, spec, choice, plan);
+  plan->ways = 1;
   plan->att_group = arena_new_array(arena, int, (size_t)layers + 1);
   plan->ffn_group = arena_new_array(arena, int, (size_t)layers);
+  plan->combine_group = arena_new_array(arena, int, (size_t)layers);
   for (int l = 0; l <= layers; l++) {
     plan->att_group[l] = layer_att(l, plan->p_att);
   }
@@ -219,11 +213,32 @@ void plan_build(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Ch
     plan->ffn_group[l] = spec_layer_is_dense(spec, l)
                              ? plan->att_group[l]
                              : (both ? 0 : plan->p_att) + layer_ffn(spec, l, plan->p_ffn, both);
+    plan->combine_group[l] = plan->att_group[l + 1];
   }
-  plan->dedup = choose_dedup(spec, plan);
-  plan->recompute = spec->plan.recompute;
+}
 
+/* Colocated: runs of layers, and a layer's output stays where it is. */
+static void cut_layers(Arena *arena, const Spec *spec, int stages, Plan *plan)
+{
+  int layers = spec->model.layers;
+  plan->ways = plan_system_ways(plan->system);
+  plan->n_stages = stages;
+  plan->att_group = arena_new_array(arena, int, (size_t)(plan->ways * (layers + 1)));
+  plan->ffn_group = arena_new_array(arena, int, (size_t)(plan->ways * layers));
+  plan->combine_group = plan->ffn_group;
+  for (int w = 0; w < plan->ways; w++) {
+    for (int l = 0; l < layers; l++) {
+      int g = plan_stage_group(plan, w, (int)moe_part_of(layers, stages, l));
+      plan->att_group[w * (layers + 1) + l] = plan->ffn_group[w * layers + l] = g;
+    }
+    plan->att_group[w * (layers + 1) + layers] = plan->att_group[w * (layers + 1) + layers - 1];
+  }
+}
+
+void plan_set_batch(Plan *plan)
+{
   int most = 0;
+  const ShapeSpec *shape = plan->shape;
   int64_t batch = moe_part_max(shape->global_batch, plan->replicas);
   for (int g = 0; g < plan->p_att; g++) {
     most = plan->groups[g].n_ranks > most ? plan->groups[g].n_ranks : most;
@@ -234,107 +249,33 @@ void plan_build(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Ch
   plan->in_flight = plan->micro_batches;
 }
 
-/* ---- memory of a plan ---- */
-
-static bool add_once(int *list, int *n, int value)
+void plan_build(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Choice *choice, Plan *plan)
 {
-  for (int i = 0; i < *n; i++) {
-    if (list[i] == value) {
-      return false;
-    }
+  static const char *const names[] = {[PLACE_AUTO] = "separate",
+                                      [PLACE_SEPARATE] = "separate",
+                                      [PLACE_MIXED] = "mixed",
+                                      [PLACE_COLOCATED] = "colocated"};
+  bool stages = plan_system_colocated(spec->plan.system);
+  memset(plan, 0, sizeof *plan);
+  plan->shape = shape;
+  plan->system = spec->plan.system == SYSTEM_AUTO ? SYSTEM_AF_PIPE : spec->plan.system;
+  plan->placement = names[choice->place];
+  plan->replicas = choice->replicas;
+  plan->p_att = choice->att.p;
+  plan->p_ffn = choice->ffn.p;
+  plan->chunks = stages ? choice->chunks : 1;
+  plan->mb_group = stages ? choice->mb_group : 0;
+  plan->ranks_per_node = spec->plan.ranks_per_node > 0 ? spec->plan.ranks_per_node : spec->cluster.gpus;
+  place_groups(arena, choice, plan);
+  place_nics(arena, spec, choice, plan);
+  if (stages) {
+    cut_layers(arena, spec, choice->stages, plan);
+  } else {
+    deal_layers(arena, spec, choice->place == PLACE_COLOCATED, plan);
   }
-  list[(*n)++] = value;
-  return true;
-}
-
-/* Distinct groups at the other end of one edge of group `id`. own and peer: tables over layers; own is read at
-   layer + own_next, peer at layer + peer_next. */
-static int peers(const Spec *spec, int id, const int *own, int own_next, const int *peer, int peer_next)
-{
-  int list[1024], n = 0;
-  for (int l = spec->model.dense.layers; l < spec->model.layers && n < 1024; l++) {
-    if (own[l + own_next] == id) {
-      add_once(list, &n, peer[l + peer_next]);
-    }
-  }
-  return n;
-}
-
-static int most_on_node(const Plan *plan, const PlanGroup *g)
-{
-  int most = 0, on = 0;
-  for (int r = 0; r < g->n_ranks; r++) {
-    on = (g->first_rank + r) % plan->ranks_per_node == 0 ? 1 : on + 1;
-    most = on > most ? on : most;
-  }
-  return most;
-}
-
-MemIn plan_mem_in(const Spec *spec, const Plan *plan, const PlanGroup *g, int in_flight)
-{
-  int layers = spec->model.layers;
-  MemIn in = {.seq = plan->shape->seq,
-              .mb_seqs = plan->mb_seqs,
-              .att_seqs = plan_att_seqs(plan, g),
-              .replicas = plan->replicas,
-              .in_flight = in_flight,
-              .own_ranks = g->n_ranks,
-              .node_ranks = 1};
-  for (int i = 0; i < plan->n_groups; i++) {
-    const PlanGroup *o = &plan->groups[i];
-    in.att_ranks = (o->role & PLAN_A) && o->n_ranks > in.att_ranks ? o->n_ranks : in.att_ranks;
-    in.ffn_ranks = (o->role & PLAN_F) && o->n_ranks > in.ffn_ranks ? o->n_ranks : in.ffn_ranks;
-  }
-  if (g->role == PLAN_F) { /* its messages come from attention ranks with the most sequences */
-    int fewest = plan->groups[0].n_ranks;
-    for (int i = 0; i < plan->n_groups; i++) {
-      const PlanGroup *o = &plan->groups[i];
-      fewest = (o->role & PLAN_A) && o->n_ranks < fewest ? o->n_ranks : fewest;
-    }
-    in.att_seqs = (int)moe_part_max(plan->mb_seqs, fewest);
-  }
-  if (g->role & PLAN_A) {
-    for (int l = 0; l < layers; l++) {
-      in.att_dense += plan->att_group[l] == g->id && spec_layer_is_dense(spec, l);
-      in.att_moe += plan->att_group[l] == g->id && !spec_layer_is_dense(spec, l);
-    }
-    in.embed = plan->att_group[0] == g->id;
-    in.head = plan->att_group[layers] == g->id;
-    in.combine_from = peers(spec, g->id, plan->att_group, 1, plan->ffn_group, 0);
-    in.dispatch_b_from = peers(spec, g->id, plan->att_group, 0, plan->ffn_group, 0);
-  }
-  if (g->role & PLAN_F) {
-    in.experts = plan_ffn_experts(spec, g);
-    in.dispatch_from = peers(spec, g->id, plan->ffn_group, 0, plan->att_group, 0);
-    in.combine_b_from = peers(spec, g->id, plan->ffn_group, 0, plan->att_group, 1);
-  }
-  for (int l = spec->model.dense.layers; l < layers; l++) {
-    const PlanGroup *f = &plan->groups[plan->ffn_group[l]];
-    in.ffn_layers += (g->role & PLAN_F) && f == g;
-    if ((f == g || plan->att_group[l] == g->id || plan->att_group[l + 1] == g->id) && cost_relayed(plan, l)) {
-      int most = most_on_node(plan, f);
-      in.relayed = true;
-      in.node_ranks = most > in.node_ranks ? most : in.node_ranks;
-    }
-  }
-  return in;
-}
-
-void cost_memory(const Spec *spec, Plan *plan)
-{
-  for (int i = 0; i < plan->n_groups; i++) {
-    PlanGroup *g = &plan->groups[i];
-    MemIn in = plan_mem_in(spec, plan, g, plan->in_flight);
-    memset(&g->memory, 0, sizeof g->memory);
-    if (g->role & PLAN_A) {
-      memory_att(spec, &in, &g->memory);
-    }
-    if (g->role & PLAN_F) {
-      memory_ffn(spec, &in, &g->memory);
-    }
-    g->memory.total = memory_sum(&g->memory);
-    g->memory.limit = spec->cluster.gpu.memory;
-  }
+  plan->dedup = choose_dedup(spec, plan);
+  plan->recompute = choice->recompute;
+  plan_set_batch(plan);
 }
 
 /* ---- times of a plan ---- */

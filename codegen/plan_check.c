@@ -45,36 +45,78 @@ static void check_ranks(Check *c)
   }
 }
 
+/* Group that must hold a layer of a colocated system in a direction: runs of layers go to the pipeline ranks in turn,
+   in a V for dualpipev, and mirrored for the second way. */
+static int stage_home(const Check *c, int way, int layer)
+{
+  const Plan *plan = c->plan;
+  int layers = c->spec->model.layers, s = 0, p = plan->n_groups;
+  while ((int64_t)layers * (s + 1) / plan->n_stages <= layer) {
+    s++;
+  }
+  if (plan->system == SYSTEM_DUALPIPEV) {
+    return s < p ? s : 2 * p - 1 - s;
+  }
+  return way == 0 ? s % p : p - 1 - s;
+}
+
+/* One layer in one direction. Returns false where a group number is out of range. */
+static bool check_layer(Check *c, int w, int l)
+{
+  const Plan *plan = c->plan;
+  int layers = c->spec->model.layers, a = plan->att_group[w * (layers + 1) + l];
+  bool stages = plan->n_stages > 0;
+  if (a < 0 || a >= plan->n_groups || !(plan->groups[a].role & PLAN_A)) {
+    FAIL(c, "attention of layer %d is on group %d, which is no attention group", l, a);
+    return false;
+  }
+  if (l == layers) {
+    if (stages && a != plan->att_group[w * (layers + 1) + l - 1]) {
+      FAIL(c, "the head is on group %d, the last layer is not", a);
+    }
+    return true;
+  }
+  int f = plan->ffn_group[w * layers + l], to = plan->combine_group[w * layers + l];
+  int next = plan->att_group[w * (layers + 1) + l + 1];
+  bool dense = spec_layer_is_dense(c->spec, l);
+  if (f < 0 || f >= plan->n_groups || (dense ? f != a : !(plan->groups[f].role & PLAN_F))) {
+    FAIL(c, "FFN of layer %d is on group %d", l, f);
+    return false;
+  }
+  if (to != (stages ? a : next) || (stages && (f != a || a != stage_home(c, w, l)))) {
+    FAIL(c, "layer %d is on groups %d and %d and its output on %d", l, a, f, to);
+  }
+  return true;
+}
+
 /* Every layer has its attention on one attention group and its FFN on one FFN group (a dense layer's on the attention
-   group), no group is idle, and every expert of a layer is on exactly one rank of its group. */
+   group) in each direction, no group is idle, and every expert of a layer is on exactly one rank of its group. */
 static void check_layers(Check *c)
 {
   const Plan *plan = c->plan;
   int layers = c->spec->model.layers, experts = c->spec->model.moe.experts;
-  for (int l = 0; l <= layers; l++) {
-    int a = plan->att_group[l];
-    if (a < 0 || a >= plan->n_groups || !(plan->groups[a].role & PLAN_A)) {
-      FAIL(c, "attention of layer %d is on group %d, which is no attention group", l, a);
-      return;
-    }
-    if (l == layers) {
-      break;
-    }
-    int f = plan->ffn_group[l];
-    bool dense = spec_layer_is_dense(c->spec, l);
-    if (f < 0 || f >= plan->n_groups || (dense ? f != a : !(plan->groups[f].role & PLAN_F))) {
-      FAIL(c, "the FFN of layer %d is on group %d", l, f);
-      return;
+  if (plan->ways < 1 || plan->ways > 2 || plan->chunks < 1 || plan->n_stages < 0) {
+    FAIL(c, "%d directions, %d chunks, %d stages", plan->ways, plan->chunks, plan->n_stages);
+    return;
+  }
+  for (int w = 0; w < plan->ways; w++) {
+    for (int l = 0; l <= layers; l++) {
+      if (!check_layer(c, w, l)) {
+        return;
+      }
     }
   }
   for (int i = 0; i < plan->n_groups; i++) {
     const PlanGroup *g = &plan->groups[i];
     int att = 0, ffn = 0;
-    for (int l = 0; l < layers; l++) {
-      att += plan->att_group[l] == i;
-      ffn += plan->ffn_group[l] == i && !spec_layer_is_dense(c->spec, l);
+    for (int w = 0; w < plan->ways; w++) {
+      for (int l = 0; l < layers; l++) {
+        att += plan->att_group[w * (layers + 1) + l] == i;
+        ffn += plan->ffn_group[w * layers + l] == i && !spec_layer_is_dense(c->spec, l);
+      }
     }
-    if (((g->role & PLAN_A) && att == 0) || ((g->role & PLAN_F) && ffn == 0)) {
+    bool idle = plan->n_stages > 0 ? att == 0 : ((g->role & PLAN_A) && att == 0) || ((g->role & PLAN_F) && ffn == 0);
+    if (idle) {
       FAIL(c, "group %c%d has no layer", letter(g), g->index);
     }
     if ((g->role & PLAN_F) && g->n_ranks > experts) {
@@ -163,15 +205,36 @@ static void check_memory(Check *c)
   }
 }
 
+static void check_stage_pins(Check *c)
+{
+  const PlanSpec *pin = &c->spec->plan;
+  const Plan *plan = c->plan;
+  int p = pin->attention_stages ? pin->attention_stages : pin->ffn_stages;
+  bool dual = plan->system == SYSTEM_DUALPIPE || plan->system == SYSTEM_DUALPIPEV;
+  if ((p && p != plan->n_groups) || (pin->expert_parallel && pin->expert_parallel != plan->groups[0].n_ranks) ||
+      (pin->virtual_stages && !dual && pin->virtual_stages * plan->n_groups != plan->n_stages) ||
+      (pin->chunks && plan->chunks != 1 && pin->chunks != plan->chunks) ||
+      (pin->mb_group && pin->mb_group != plan->mb_group)) {
+    FAIL(c, "a pin of the spec was not kept");
+  }
+}
+
 /* What the spec pins is what the plan has. */
 static void check_pins(Check *c)
 {
   const PlanSpec *pin = &c->spec->plan;
   const Plan *plan = c->plan;
-  if ((pin->replicas && pin->replicas != plan->replicas) ||
-      (pin->attention_stages && pin->attention_stages != plan->p_att) ||
-      (pin->ffn_stages && pin->ffn_stages != plan->p_ffn) || plan->dedup == DEDUP_AUTO ||
-      (pin->dedup != DEDUP_AUTO && pin->dedup != plan->dedup) || (pin->in_flight && pin->in_flight < plan->in_flight)) {
+  if ((pin->replicas && pin->replicas != plan->replicas) || plan->dedup == DEDUP_AUTO ||
+      (pin->dedup != DEDUP_AUTO && pin->dedup != plan->dedup) || plan->recompute == RECOMPUTE_AUTO ||
+      (pin->recompute != RECOMPUTE_AUTO && pin->recompute != plan->recompute)) {
+    FAIL(c, "a pin of the spec was not kept");
+  }
+  if (plan->n_stages > 0) {
+    check_stage_pins(c);
+    return;
+  }
+  if ((pin->attention_stages && pin->attention_stages != plan->p_att) ||
+      (pin->ffn_stages && pin->ffn_stages != plan->p_ffn) || (pin->in_flight && pin->in_flight < plan->in_flight)) {
     FAIL(c, "a pin of the spec was not kept");
   }
   for (int i = 0; i < plan->n_groups; i++) {

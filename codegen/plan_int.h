@@ -16,7 +16,9 @@ typedef struct Side {
 typedef struct Choice {
   int replicas;
   Placement place;
-  Side att, ffn;   /* colocated: ffn is att */
+  Recompute recompute;
+  int stages, mb_group, chunks; /* colocated systems */
+  Side att, ffn;                /* colocated: ffn is att */
   double z;        /* ns the busiest side needs for a step, or the longest dependent chain if that is more */
   double estimate; /* z plus the time to fill and drain the pipeline */
 } Choice;
@@ -47,11 +49,35 @@ int layer_ffn(const Spec *, int layer, int p_ffn, bool colocated);
 /* Everything but solver, memory and times. */
 void plan_build(Arena *, const Spec *, const ShapeSpec *, const Choice *, Plan *);
 
+/* Micro-batches of the plan's shape; all of them in flight. */
+void plan_set_batch(Plan *);
+
+/* Micro-batches in flight: the pinned number, or as many as are of use, if memory holds them; else an error. */
+bool plan_set_in_flight(Diag *, const Spec *, Plan *);
+
+/* Roofline of the two sides for one layer and micro-batch, forward: compute or the busiest port, whichever is more. */
+void plan_set_sides(const Spec *, Plan *);
+
+/* Colocated systems: the same; layers of the longest run that a group has. */
+void plan_set_stage_sides(const Spec *, Plan *);
+int plan_deepest_run(const Spec *, const Plan *, int group);
+
 /* Nodes cut every replica at the same ranks. */
 bool plan_aligned(const Plan *);
 
 /* Sizes that decide a group's memory. */
 MemIn plan_mem_in(const Spec *, const Plan *, const PlanGroup *, int in_flight);
+
+/* ---- pins: false after an error ---- */
+
+/* Place of a pin; without a plan block, of the cluster that is too small or too large for something. */
+Span plan_span(const Spec *, const char *key);
+bool plan_check_pins(Diag *, const Spec *, const ShapeSpec *);
+bool plan_check_cluster(Diag *, const Spec *);
+bool plan_check_afd(Diag *, const Spec *);
+
+/* plan_candidates of the colocated systems; spec.plan.system says which. */
+int plan_colocated(Arena *, Diag *, const Spec *, const ShapeSpec *, Plan *plans, int most, bool *infeasible);
 
 /* ---- search: which allocations are tried, and what they cost ---- */
 
@@ -103,7 +129,8 @@ typedef struct Found {
   double ms;
 } Found;
 
-bool plan_search(Arena *, const Spec *, const ShapeSpec *, Found *, Shortage *);
+/* Up to `most` allocations, smallest estimate first, all different. Returns how many. */
+int plan_search(Arena *, const Spec *, const ShapeSpec *, Found *, int most, Shortage *);
 
 /* Longest dependent chain of one micro-batch over the time its busiest group works on it, as a plan's cost says: how
    many micro-batches keep that group busy. */

@@ -19,71 +19,9 @@ static int min_of(const int *list, int n, int otherwise)
   return least;
 }
 
-/* ---- groups that price alike ---- */
-
 static bool colocated(const Price *p)
 {
   return p->tuple->place == PLACE_COLOCATED;
-}
-
-static int distinct_peers(const Spec *spec, const Tuple *t, bool att, int group, int next)
-{
-  char seen[4096] = {0};
-  int n = 0;
-  for (int l = spec->model.dense.layers; l < spec->model.layers; l++) {
-    int a = layer_att(l + next, t->p_att), f = layer_ffn(spec, l, t->p_ffn, t->place == PLACE_COLOCATED);
-    int peer = att ? f : a;
-    if ((att ? a : f) == group && peer < (int)sizeof seen && !seen[peer]) {
-      seen[peer] = 1;
-      n++;
-    }
-  }
-  return n;
-}
-
-static void describe(const Spec *spec, const Tuple *t, int roles, int group, Kind *k)
-{
-  memset(k, 0, sizeof *k);
-  for (int l = 0; (roles & PLAN_A) && l < spec->model.layers; l++) {
-    bool dense = spec_layer_is_dense(spec, l), mine = layer_att(l, t->p_att) == group;
-    k->layers[dense * 2 + cost_layer_window(spec, l)] += mine;
-    k->dispatches += mine && !dense;
-    k->combines += !dense && layer_att(l + 1, t->p_att) == group;
-  }
-  if (roles & PLAN_A) {
-    k->embed = group == 0;
-    k->head = layer_att(spec->model.layers, t->p_att) == group;
-    k->combine_from = distinct_peers(spec, t, true, group, 1);
-    k->dispatch_b_from = distinct_peers(spec, t, true, group, 0);
-  }
-  for (int l = spec->model.dense.layers; (roles & PLAN_F) && l < spec->model.layers; l++) {
-    k->ffn_layers += layer_ffn(spec, l, t->p_ffn, t->place == PLACE_COLOCATED) == group;
-  }
-  if (roles & PLAN_F) {
-    k->dispatch_from = distinct_peers(spec, t, false, group, 0);
-    k->combine_b_from = distinct_peers(spec, t, false, group, 1);
-  }
-}
-
-static const Kind *describe_all(Arena *arena, const Spec *spec, const Tuple *t, int roles, int groups, int *n_p)
-{
-  Kind list[MAX_KINDS], *kept;
-  int n = 0;
-  for (int g = 0; g < groups; g++) {
-    Kind k;
-    bool known = false;
-    describe(spec, t, roles, g, &k);
-    for (int i = 0; i < n && !known; i++) {
-      known = memcmp(&list[i], &k, sizeof k) == 0;
-    }
-    if (!known && n < MAX_KINDS) {
-      list[n++] = k;
-    }
-  }
-  kept = arena_new_array(arena, Kind, (size_t)n);
-  memcpy(kept, list, (size_t)n * sizeof *kept);
-  *n_p = n;
-  return kept;
 }
 
 /* ---- work ---- */
@@ -99,47 +37,66 @@ static int sample_layer(const Spec *spec, int kind)
   return -1;
 }
 
+static Work att_work(const Price *p, MoeOpKind kind, int layer, int seqs)
+{
+  return work_att(p->spec, kind, layer, p->shape->seq, seqs, p->tuple->recompute);
+}
+
 /* Attention of one layer of a kind, one micro-batch. */
 static double layer_ns(const Price *p, int kind, int seqs, bool wgrad)
 {
   int l = sample_layer(p->spec, kind);
   double ns = 0;
   if (l >= 0) {
-    ns += work_ns(p->spec, work_att(p->spec, MOE_OP_ATT_FWD, l, p->shape->seq, seqs));
-    ns += work_ns(p->spec, work_att(p->spec, MOE_OP_ATT_DGRAD, l, p->shape->seq, seqs));
-    ns += wgrad ? work_ns(p->spec, work_att(p->spec, MOE_OP_ATT_WGRAD, l, p->shape->seq, seqs)) : 0;
+    ns += work_ns(p->spec, att_work(p, MOE_OP_ATT_FWD, l, seqs));
+    ns += work_ns(p->spec, att_work(p, MOE_OP_ATT_DGRAD, l, seqs));
+    ns += wgrad ? work_ns(p->spec, att_work(p, MOE_OP_ATT_WGRAD, l, seqs)) : 0;
   }
   return ns;
 }
 
 static double head_ns(const Price *p, int seqs)
 {
-  return work_ns(p->spec, work_att(p->spec, MOE_OP_HEAD, 0, p->shape->seq, seqs));
+  return work_ns(p->spec, att_work(p, MOE_OP_HEAD, 0, seqs));
 }
 
-/* Experts of one layer on the fullest of n ranks, all tokens of the step, without launches or reads of weights. */
-static double find_ffn_layer_ns(const Price *p, int n)
+/* Experts of one layer on the fullest of n ranks, all tokens of the step in micro-batches of mb_seqs sequences, without
+   launches or reads of weights. */
+static double find_ffn_layer_ns(const Price *p, int n, int mb_seqs)
 {
   double t = (double)(p->tuple->batch * p->shape->seq), ns = 0;
   int hits = cost_hits_max(p->spec, n);
   static const MoeOpKind ops[] = {MOE_OP_FFN_FWD, MOE_OP_FFN_DGRAD, MOE_OP_FFN_WGRAD};
   for (int i = 0; i < 3; i++) {
-    Work w = work_ffn(p->spec, ops[i], t * cost_rows_per_token(p->spec, hits), t * cost_pairs_per_token(p->spec, hits),
-                      t / n, 0);
+    double pairs = cost_pairs_per_token(p->spec, hits);
+    Work w = work_ffn(p->spec, ops[i], t * cost_rows_per_token(p->spec, hits), t * pairs, hits, t / n, 0,
+                      p->tuple->recompute);
+    w.rows = (double)(mb_seqs * p->shape->seq) / n;
+    w.expert_rows = hits > 0 ? (double)(mb_seqs * p->shape->seq) * pairs / hits : 0;
     ns += work_ns(p->spec, w) - p->spec->cluster.gpu.launch_ns;
   }
   return ns;
 }
 
-static double ffn_layer_ns(const Price *p, int n)
+/* Whether the rate of the experts' products depends on the micro-batch. */
+static bool ffn_by_size(const Price *p)
 {
+  const GpuSpec *gpu = &p->spec->cluster.gpu;
+  return gpu->eff_grouped_rows.n > 0 || (p->spec->model.moe.shared > 0 && gpu->eff_gemm_rows.n > 0);
+}
+
+static double ffn_layer_ns(const Price *p, int n, int mb_seqs)
+{
+  Memo *memo = p->memo;
+  mb_seqs = ffn_by_size(p) ? mb_seqs : 1;
   if (n >= MEMO) {
-    return find_ffn_layer_ns(p, n);
+    return find_ffn_layer_ns(p, n, mb_seqs);
   }
-  if (p->memo->ffn_layer[n] == 0) {
-    p->memo->ffn_layer[n] = find_ffn_layer_ns(p, n);
+  if (memo->ffn_layer[n] == 0 || memo->ffn_seqs[n] != mb_seqs) {
+    memo->ffn_layer[n] = find_ffn_layer_ns(p, n, mb_seqs);
+    memo->ffn_seqs[n] = mb_seqs;
   }
-  return p->memo->ffn_layer[n];
+  return memo->ffn_layer[n];
 }
 
 /* ---- messages ---- */
@@ -210,26 +167,44 @@ static Bytes message_bytes(const Price *p, double rows, double pairs)
                  .combine_b = rows * row};
 }
 
+/* What leaves a rank's node. */
+typedef enum Crossing { CROSS_NONE, CROSS_COMBINE, CROSS_ALL } Crossing;
+
 /* Mixed placement: pairs of groups per node. The first of a node gets its COMBINE from another node, if there are more
-   pairs than one node has. */
-static bool mixed_crosses(const Price *p, int att_n, int ffn_n)
+   pairs than one node has; groups of whole nodes meet on none. */
+static Crossing mixed_crosses(const Price *p, int att_n, int ffn_n)
 {
-  return p->tuple->p_att > p->nodes.ranks / (att_n + ffn_n);
+  if (att_n + ffn_n > p->nodes.ranks) {
+    return CROSS_ALL;
+  }
+  return p->tuple->p_att > p->nodes.ranks / (att_n + ffn_n) ? CROSS_COMBINE : CROSS_NONE;
 }
 
-/* Slowest port of a rank that moves `near` bytes in one direction for one class of edges and `far` for the other; by
-   placement those are on NVLink or on its share of the side's NICs. */
-static double port_ns(const Price *p, double dispatch, double combine, int ranks, int nics, bool crosses)
+/* Share of a port's rate that messages of this size reach. */
+static double reached(const Curve *curve, double bytes)
 {
-  double nvlink = p->spec->cluster.nvlink / 1e9;
-  if (p->tuple->single) {
+  return curve->n ? curve_at(curve, max2(bytes, 1)) : 1;
+}
+
+/* One message of a micro-batch between two ranks. */
+static double pair_bytes(const Price *p, int att_n, int ffn_n)
+{
+  double tokens = (double)(price_mb_seqs(p, att_n) * p->shape->seq);
+  return tokens * rows_out(p, ffn_n) * (double)cost_row_bytes(p->spec) / ((double)att_n * ffn_n);
+}
+
+/* Slowest port of a rank that moves so many bytes in one direction for one class of edges and for the other, in
+   messages of `each`; by placement those are on NVLink or on its share of the side's NICs. */
+static double port_ns(const Price *p, double dispatch, double combine, double each, int ranks, int nics, Crossing mixed)
+{
+  const ClusterSpec *c = &p->spec->cluster;
+  double nvlink = c->nvlink * reached(&c->nvlink_bytes, each) / 1e9;
+  double nic = c->nic * reached(&c->nic_bytes, each) / 1e9 * nics / ranks;
+  Crossing crosses = p->tuple->single ? CROSS_NONE : p->tuple->place == PLACE_MIXED ? mixed : CROSS_ALL;
+  if (crosses == CROSS_NONE) {
     return (dispatch + combine) / nvlink;
   }
-  double nic = p->spec->cluster.nic / 1e9 * nics / ranks;
-  if (p->tuple->place == PLACE_MIXED) {
-    return crosses ? max2(dispatch / nvlink, combine / nic) : (dispatch + combine) / nvlink;
-  }
-  return (dispatch + combine) / nic;
+  return crosses == CROSS_ALL ? (dispatch + combine) / nic : max2(dispatch / nvlink, combine / nic);
 }
 
 /* ---- step's tail ---- */
@@ -272,6 +247,7 @@ static MemIn mem_in(const Price *p, const Kind *k, int att_n, int ffn_n, bool at
                  .att_ranks = att_n,
                  .ffn_ranks = ffn_n,
                  .replicas = p->tuple->replicas,
+                 .recompute = p->tuple->recompute,
                  .in_flight = pinned > 0 ? (pinned < batches ? pinned : batches) : 1,
                  .own_ranks = att ? att_least : ffn_least,
                  .att_dense = k->layers[2] + k->layers[3],
@@ -284,6 +260,11 @@ static MemIn mem_in(const Price *p, const Kind *k, int att_n, int ffn_n, bool at
                  .experts = (int)moe_part_max(p->spec->model.moe.experts, ffn_least),
                  .dispatch_from = k->dispatch_from,
                  .combine_b_from = k->combine_b_from,
+                 .n_src = k->combine_from > 0 ? ffn_n : 0,
+                 .micro_batches = batches,
+                 .total_ranks =
+                     p->tuple->replicas * (p->tuple->p_att * att_n + (colocated(p) ? 0 : p->tuple->p_ffn * ffn_n)),
+                 .relays = relayed(p, ffn_n),
                  .relayed = relayed(p, ffn_n),
                  .node_ranks = ffn_n < p->nodes.ranks ? ffn_n : p->nodes.ranks};
 }
@@ -323,8 +304,75 @@ static double more_fill_ns(const Price *p, int ffn_n)
   return steps * more_hop_ns(p, ffn_n);
 }
 
-/* Time that the chain takes when only so many micro-batches can be on their way. */
-static double memory_ns(const Price *p, int roles, int att_n, int ffn_n)
+/* Attention of all layers and the head for one micro-batch, without weight gradients. */
+static double att_path_ns(const Price *p, int seqs)
+{
+  double *known = seqs < MEMO ? &p->memo->path[seqs] : NULL, ns = head_ns(p, seqs);
+  if (known && *known > 0) {
+    return *known;
+  }
+  for (int kind = 0; kind < 4; kind++) {
+    int n = 0;
+    for (int l = 0; l < p->spec->model.layers; l++) {
+      n += spec_layer_is_dense(p->spec, l) * 2 + cost_layer_window(p->spec, l) == kind;
+    }
+    ns += n ? n * layer_ns(p, kind, seqs, false) : 0;
+  }
+  if (known) {
+    *known = ns;
+  }
+  return ns;
+}
+
+/* Experts of one layer and micro-batch on the fullest rank, without weight gradients. */
+static double ffn_path_ns(const Price *p, int ffn_n, double tokens)
+{
+  const Spec *spec = p->spec;
+  int hits = cost_hits_max(spec, ffn_n);
+  double rows = tokens * cost_rows_per_token(spec, hits), pairs = tokens * cost_pairs_per_token(spec, hits);
+  double weights = (double)moe_part_max(spec->model.moe.experts, ffn_n) * cost_expert_params(spec), ns = 0;
+  static const MoeOpKind ops[] = {MOE_OP_FFN_FWD, MOE_OP_FFN_DGRAD};
+  for (int i = 0; i < 2; i++) {
+    ns += work_ns(spec, work_ffn(spec, ops[i], rows, pairs, hits, tokens / ffn_n, weights, p->tuple->recompute));
+  }
+  return ns;
+}
+
+/* Longest dependent chain of a full micro-batch: ops at their real size and messages on the slower port of both sides,
+   NICs as they come with the ranks. */
+static double path_ns(const Price *p, int att_n, int ffn_n)
+{
+  const ClusterSpec *c = &p->spec->cluster;
+  int mb_seqs = price_mb_seqs(p, att_n), seqs = (int)moe_part_max(mb_seqs, att_n), hits = cost_hits_max(p->spec, ffn_n);
+  double tokens = (double)(mb_seqs * p->shape->seq), own = (double)(seqs * p->shape->seq);
+  double k = p->spec->model.moe.top_k, pairs = cost_pairs_per_token(p->spec, hits), each = pair_bytes(p, att_n, ffn_n);
+  Bytes a = message_bytes(p, rows_out(p, ffn_n), k);
+  Bytes f = message_bytes(p, rows_in(p, ffn_n), relayed(p, ffn_n) ? k / ffn_n : pairs);
+  const double out[4] = {a.dispatch, a.combine, a.combine_b, a.dispatch_b};
+  const double in[4] = {f.dispatch, f.combine, f.combine_b, f.dispatch_b};
+  int att_ranks = p->tuple->p_att * att_n, ffn_ranks = p->tuple->p_ffn * ffn_n;
+  int att_nics = plan_default_nics(&p->nodes, att_ranks), ffn_nics = plan_default_nics(&p->nodes, ffn_ranks);
+  Crossing crosses = mixed_crosses(p, att_n, ffn_n);
+  double layer = ffn_path_ns(p, ffn_n, tokens) + 4 * (p->tuple->single ? c->nvlink_ns : c->nic_ns);
+  for (int i = 0; i < 4; i++) { /* of a mixed layout's ports those of dispatches and those of combines */
+    bool dispatch = i == 0 || i == 3;
+    double x = own * out[i], y = tokens * in[i];
+    layer += max2(port_ns(p, dispatch ? x : 0, dispatch ? 0 : x, each, att_ranks, att_nics, crosses),
+                  port_ns(p, dispatch ? y : 0, dispatch ? 0 : y, each, ffn_ranks, ffn_nics, crosses));
+  }
+  if (relayed(p, ffn_n)) {
+    int on = ffn_n < p->nodes.ranks ? ffn_n : p->nodes.ranks;
+    Bytes n = message_bytes(p, cost_rows_per_token(p->spec, hits), pairs);
+    layer +=
+        tokens * (n.dispatch + n.dispatch_b + 2 * n.combine_b) * (on - 1) / on / c->nvlink * 1e9 + 4 * c->nvlink_ns;
+  }
+  return att_path_ns(p, seqs) + plan_moe_layers(p->spec) * layer;
+}
+
+/* Step time where only so many micro-batches can be on their way. With k of them a closed queue of one bottleneck takes
+   between max(z, path B / k) and path B / k + (1 - 1/k) z; the middle of the two lower terms is taken, which is z
+   itself from twice as many on as would fill an empty pipeline. z: the side's busiest rank over the step. */
+static double memory_ns(const Price *p, int roles, int att_n, int ffn_n, double z)
 {
   int batches = price_micro_batches(p, att_n), cap = batches, pinned = p->spec->plan.in_flight;
   int n = roles & PLAN_A ? p->kinds.n_att : p->kinds.n_ffn;
@@ -337,7 +385,11 @@ static double memory_ns(const Price *p, int roles, int att_n, int ffn_n)
     cap = fits < cap ? fits : cap;
   }
   cap = pinned > 0 && pinned < cap ? pinned : cap;
-  return (p->chain + plan_moe_layers(p->spec) * more_hop_ns(p, ffn_n)) * batches / cap;
+  double chain = p->chain + plan_moe_layers(p->spec) * more_hop_ns(p, ffn_n);
+  if (cap == batches) {
+    return max2(z, chain);
+  }
+  return max2(z, max2(chain, path_ns(p, att_n, ffn_n)) * batches / cap + (cap - 1.0) / cap * z / 2);
 }
 
 /* ---- prices ---- */
@@ -381,18 +433,19 @@ double price_att(const Price *p, int att_n, int att_nics, int ffn_n)
   int seqs = (int)moe_part_max(price_mb_seqs(p, att_n), least), ranks = p->tuple->p_att * att_n;
   double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0;
   Bytes b = message_bytes(p, rows_out(p, ffn_n), p->spec->model.moe.top_k);
-  bool crosses = mixed_crosses(p, att_n, ffn_n);
+  Crossing crosses = mixed_crosses(p, att_n, ffn_n);
+  double each = pair_bytes(p, att_n, ffn_n);
   for (int i = 0; i < p->kinds.n_att; i++) {
     const Kind *k = &p->kinds.att[i];
     double busy = batches * att_compute_ns(p, i, seqs);
-    double out =
-        port_ns(p, tokens * k->dispatches * b.dispatch, tokens * k->combines * b.combine_b, ranks, att_nics, crosses);
-    double in =
-        port_ns(p, tokens * k->dispatches * b.dispatch_b, tokens * k->combines * b.combine, ranks, att_nics, crosses);
+    double out = port_ns(p, tokens * k->dispatches * b.dispatch, tokens * k->combines * b.combine_b, each, ranks,
+                         att_nics, crosses);
+    double in = port_ns(p, tokens * k->dispatches * b.dispatch_b, tokens * k->combines * b.combine, each, ranks,
+                        att_nics, crosses);
     double tail = tail_ns(p, att_elems(p, k), least * p->tuple->replicas, ranks, att_nics, many_nodes(p));
     z = max2(z, max2(busy, max2(out, in)) + tail);
   }
-  return max2(z, memory_ns(p, PLAN_A, att_n, ffn_n)) + more_fill_ns(p, ffn_n);
+  return memory_ns(p, PLAN_A, att_n, ffn_n, z) + more_fill_ns(p, ffn_n);
 }
 
 /* Port time of an FFN rank over the step, per layer. */
@@ -402,9 +455,10 @@ static double ffn_port_ns(const Price *p, int least, int att_n, int ffn_n, int f
   int hits = cost_hits_max(p->spec, least);
   Bytes b = message_bytes(p, rows_in(p, least), relayed(p, ffn_n) ? k / ffn_n : cost_pairs_per_token(p->spec, hits));
   int ranks = p->tuple->p_ffn * ffn_n;
-  bool crosses = mixed_crosses(p, att_n, ffn_n);
-  double in = port_ns(p, tokens * b.dispatch, tokens * b.combine_b, ranks, ffn_nics, crosses);
-  double out = port_ns(p, tokens * b.dispatch_b, tokens * b.combine, ranks, ffn_nics, crosses);
+  Crossing crosses = mixed_crosses(p, att_n, ffn_n);
+  double each = pair_bytes(p, att_n, ffn_n);
+  double in = port_ns(p, tokens * b.dispatch, tokens * b.combine_b, each, ranks, ffn_nics, crosses);
+  double out = port_ns(p, tokens * b.dispatch_b, tokens * b.combine, each, ranks, ffn_nics, crosses);
   double z = max2(in, out);
   if (relayed(p, ffn_n)) { /* relay to ranks and back, both directions of both passes */
     int on = ffn_n < p->nodes.ranks ? ffn_n : p->nodes.ranks;
@@ -420,7 +474,8 @@ double price_ffn(const Price *p, int att_n, int ffn_n, int ffn_nics)
   const PlanSpec *pin = &p->spec->plan;
   int least = min_of(pin->ffn_gpus, pin->n_ffn_gpus, ffn_n), ranks = p->tuple->p_ffn * ffn_n, dense;
   int experts = (int)moe_part_max(p->spec->model.moe.experts, least);
-  double compute = ffn_layer_ns(p, least), port = ffn_port_ns(p, least, att_n, ffn_n, ffn_nics), z = 0;
+  double compute = ffn_layer_ns(p, least, price_mb_seqs(p, att_n)),
+         port = ffn_port_ns(p, least, att_n, ffn_n, ffn_nics), z = 0;
   dense = p->spec->model.dense.layers;
   for (int i = 0; i < p->kinds.n_ffn; i++) {
     double layers = p->kinds.ffn[i].ffn_layers;
@@ -428,7 +483,8 @@ double price_ffn(const Price *p, int att_n, int ffn_n, int ffn_nics)
     double tail = tail_ns(p, elems, p->tuple->replicas, ranks, ffn_nics, many_nodes(p));
     z = max2(z, layers * max2(compute, port) + tail);
   }
-  return max2(z, memory_ns(p, PLAN_F, att_n, ffn_n) - price_ffn_launches(p, att_n)) + more_fill_ns(p, ffn_n);
+  double launches = price_ffn_launches(p, att_n);
+  return memory_ns(p, PLAN_F, att_n, ffn_n, z + launches) - launches + more_fill_ns(p, ffn_n);
 }
 
 double price_ffn_launches(const Price *p, int att_n)
@@ -444,100 +500,85 @@ double price_both(const Price *p, int n, int nics)
 {
   int batches = price_micro_batches(p, n), seqs = (int)moe_part_max(price_mb_seqs(p, n), n),
       ranks = p->tuple->p_att * n;
-  double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0, ffn = ffn_layer_ns(p, n);
+  double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0, ffn = ffn_layer_ns(p, n, price_mb_seqs(p, n));
   int experts = (int)moe_part_max(p->spec->model.moe.experts, n), dense = p->spec->model.dense.layers;
   Bytes b = message_bytes(p, rows_out(p, n), p->spec->model.moe.top_k);
-  double port = ffn_port_ns(p, n, n, n, nics);
+  double port = ffn_port_ns(p, n, n, n, nics), each = pair_bytes(p, n, n);
   for (int i = 0; i < p->kinds.n_att; i++) {
     const Kind *k = &p->kinds.att[i];
     double busy = batches * att_compute_ns(p, i, seqs) + k->ffn_layers * ffn;
     busy += (double)batches * k->ffn_layers * 3 * p->spec->cluster.gpu.launch_ns;
-    double move =
-        port_ns(p, tokens * k->dispatches * b.dispatch, tokens * k->combines * b.combine_b, ranks, nics, true);
+    double move = port_ns(p, tokens * k->dispatches * b.dispatch, tokens * k->combines * b.combine_b, each, ranks, nics,
+                          CROSS_ALL);
     move += k->ffn_layers * port;
     double elems = k->ffn_layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, dense, experts);
     double tail = tail_ns(p, att_elems(p, k), n * p->tuple->replicas, ranks, nics, many_nodes(p)) +
                   tail_ns(p, elems, p->tuple->replicas, ranks, nics, many_nodes(p));
     z = max2(z, max2(busy, move) + tail);
   }
-  return max2(z, memory_ns(p, PLAN_A | PLAN_F, n, n)) + more_fill_ns(p, n);
+  return memory_ns(p, PLAN_A | PLAN_F, n, n, z) + more_fill_ns(p, n);
 }
 
 /* ---- bounds ---- */
 
-double price_att_alone(const Price *p)
+double price_att_least(const Price *p, int att_n)
 {
+  int least = min_of(p->spec->plan.attention_gpus, p->spec->plan.n_attention_gpus, att_n);
+  int seqs = (int)moe_part_max(price_mb_seqs(p, att_n), least);
   double most = 0;
   for (int i = 0; i < p->kinds.n_att; i++) {
-    const Kind *k = &p->kinds.att[i];
-    double ns = k->head ? work_flop_ns(p->spec, work_att(p->spec, MOE_OP_HEAD, 0, p->shape->seq, 1)) : 0;
-    for (int j = 0; j < 4; j++) {
-      int l = k->layers[j] ? sample_layer(p->spec, j) : -1;
-      for (int op = 0; l >= 0 && op < 3; op++) {
-        static const MoeOpKind ops[] = {MOE_OP_ATT_FWD, MOE_OP_ATT_DGRAD, MOE_OP_ATT_WGRAD};
-        ns += k->layers[j] * work_flop_ns(p->spec, work_att(p->spec, ops[op], l, p->shape->seq, 1));
-      }
-    }
-    most = max2(most, ns);
+    most = max2(most, att_compute_ns(p, i, seqs));
   }
-  return most * p->tuple->batch;
+  return price_micro_batches(p, att_n) * most;
 }
 
-double price_ffn_alone(const Price *p)
+double price_ffn_least(const Price *p, int att_n, int ffn_n)
 {
-  double t = (double)(p->tuple->batch * p->shape->seq), one = 0;
-  int most = 0;
-  static const MoeOpKind ops[] = {MOE_OP_FFN_FWD, MOE_OP_FFN_DGRAD, MOE_OP_FFN_WGRAD};
-  for (int i = 0; i < 3; i++) { /* the pairs of all ranks; the fullest has at least the mean */
-    one += work_flop_ns(p->spec, work_ffn(p->spec, ops[i], 0, t * p->spec->model.moe.top_k, t, 0));
-  }
+  int least = min_of(p->spec->plan.ffn_gpus, p->spec->plan.n_ffn_gpus, ffn_n), most = 0;
   for (int i = 0; i < p->kinds.n_ffn; i++) {
     most = p->kinds.ffn[i].ffn_layers > most ? p->kinds.ffn[i].ffn_layers : most;
   }
-  return one * most;
+  return most * ffn_layer_ns(p, least, price_mb_seqs(p, att_n)) + price_ffn_launches(p, att_n);
 }
 
 /* ---- set-up ---- */
 
-/* Chain and fill take the other side as balanced (its layer then lasts p_ffn / p_att of an attention layer) and tokens
-   as going to one place; prices add what is more. */
-static void init_chain(Price *p)
+Chain price_chain(const Price *p)
 {
   const Spec *spec = p->spec;
   int least = p->shape->micro_batch < p->tuple->batch ? p->shape->micro_batch : p->tuple->batch;
-  double ahead = 0, all = 0, layers = spec->model.layers, ratio = (double)p->tuple->p_ffn / p->tuple->p_att;
+  Chain c = {.hop = hop_ns(p, 1), .head = head_ns(p, least)};
   for (int kind = 0; kind < 4; kind++) {
     int n = 0;
     for (int l = 0; l < spec->model.layers; l++) {
       n += spec_layer_is_dense(spec, l) * 2 + cost_layer_window(spec, l) == kind;
     }
-    ahead += n ? n * layer_ns(p, kind, least, false) : 0;
-    all += n ? n * layer_ns(p, kind, least, true) : 0;
+    c.ahead += n ? n * layer_ns(p, kind, least, false) : 0;
+    c.all += n ? n * layer_ns(p, kind, least, true) : 0;
   }
-  if (colocated(p)) { /* the same ranks do both */
-    ratio = plan_moe_layers(spec) * ffn_layer_ns(p, 1) / p->tuple->batch * least / all;
+  if (colocated(p)) {
+    c.ffn = plan_moe_layers(spec) * find_ffn_layer_ns(p, 1, least) / p->tuple->batch * least;
   }
-  double hop = hop_ns(p, 1);
-  double t_att = all / layers, t_ffn = t_att * ratio;
-  double steps = p->tuple->p_att > p->tuple->p_ffn ? p->tuple->p_att : p->tuple->p_ffn;
-  p->chain = ahead * (1 + ratio) + head_ns(p, least) + 4 * plan_moe_layers(spec) * hop;
-  p->fill = steps * (t_att + t_ffn + 4 * hop) - (colocated(p) ? t_att + t_ffn : max2(t_att, t_ffn));
+  return c;
 }
 
-void price_kinds(Arena *arena, const Spec *spec, const Tuple *t, Kinds *k)
+/* Chain and fill take the other side as balanced (its layer then lasts p_ffn / p_att of an attention layer) and tokens
+   as going to one place; prices add what is more. */
+void price_span(const Spec *spec, const Tuple *t, const Chain *c, double *chain, double *fill)
 {
-  if (t->place == PLACE_COLOCATED) {
-    k->att = k->ffn = describe_all(arena, spec, t, PLAN_A | PLAN_F, t->p_att, &k->n_att);
-    k->n_ffn = k->n_att;
-  } else {
-    k->att = describe_all(arena, spec, t, PLAN_A, t->p_att, &k->n_att);
-    k->ffn = describe_all(arena, spec, t, PLAN_F, t->p_ffn, &k->n_ffn);
-  }
+  bool both = t->place == PLACE_COLOCATED; /* the same ranks do both */
+  double ratio = both ? c->ffn / c->all : (double)t->p_ffn / t->p_att;
+  double t_att = c->all / spec->model.layers, t_ffn = t_att * ratio;
+  double steps = t->p_att > t->p_ffn ? t->p_att : t->p_ffn;
+  *chain = c->ahead * (1 + ratio) + c->head + 4 * plan_moe_layers(spec) * c->hop;
+  *fill = steps * (t_att + t_ffn + 4 * c->hop) - (both ? t_att + t_ffn : max2(t_att, t_ffn));
 }
 
 void price_init(Price *p, const Spec *spec, const ShapeSpec *shape, const Tuple *tuple, const Kinds *kinds, Memo *memo)
 {
-  *p = (Price){.spec = spec, .shape = shape, .nodes = plan_nodes(spec), .tuple = tuple, .kinds = *kinds, .memo = memo};
+  *p = (Price){.spec = spec, .shape = shape, .nodes = plan_nodes(spec), .tuple = tuple, .memo = memo};
+  p->kinds = kinds ? *kinds : (Kinds){0};
   memset(memo, 0, sizeof *memo);
-  init_chain(p);
+  Chain c = price_chain(p);
+  price_span(spec, tuple, &c, &p->chain, &p->fill);
 }

@@ -20,6 +20,7 @@ typedef struct Tuple {
   int index;
   int replicas, p_att, p_ffn;
   Placement place;
+  Recompute recompute;
   int ranks;    /* budget of a replica */
   bool exact;   /* replicas share a node without straddling one only if the whole budget is used */
   bool single;  /* a replica stays on one node */
@@ -38,6 +39,8 @@ typedef struct Kinds {
 /* Prices that come up again and again, by ranks per FFN group or by sequences; 0: not known yet. */
 typedef struct Memo {
   double rows_out[MEMO], ffn_layer[MEMO];
+  int ffn_seqs[MEMO];          /* micro-batch that ffn_layer is for */
+  double path[MEMO];           /* attention and head of one micro-batch's chain, by sequences on a rank */
   double attention[MAX_KINDS]; /* of one micro-batch with `seqs` sequences on a rank */
   int seqs;
 } Memo;
@@ -53,7 +56,16 @@ typedef struct Price {
   double fill;  /* until the last group has work, and while the first has none left; at least */
 } Price;
 
-/* kinds: filled by price_kinds for the tuple's numbers of groups. memo: this price's own, cleared here. */
+/* What a micro-batch of the smallest size takes: attention of all layers without and with weight gradients, the experts
+   if the same ranks have them, the head, and one message. */
+typedef struct Chain {
+  double ahead, all, ffn, head, hop;
+} Chain;
+Chain price_chain(const Price *);
+void price_span(const Spec *, const Tuple *, const Chain *, double *chain, double *fill);
+
+/* kinds: filled by price_kinds for the tuple's numbers of groups, or NULL where no group is priced. memo: this price's
+   own, cleared here. */
 void price_kinds(Arena *, const Spec *, const Tuple *, Kinds *);
 void price_init(Price *, const Spec *, const ShapeSpec *, const Tuple *, const Kinds *, Memo *);
 
@@ -69,8 +81,39 @@ double price_both(const Price *, int n, int nics);   /* colocated */
 /* Bytes on the fullest rank of a side with the least micro-batches in flight. */
 int64_t price_memory(const Price *, int roles, int att_n, int ffn_n);
 
-/* Compute of the whole step if one rank did it, per side, at the FLOP rates alone: bounds from below. */
-double price_att_alone(const Price *);
-double price_ffn_alone(const Price *);
+/* Bounds of the two from below, cheaper: compute alone. */
+double price_att_least(const Price *, int att_n);
+double price_ffn_least(const Price *, int att_n, int ffn_n); /* launches included */
+
+/* ---- tuples: plan_tuples.c ---- */
+
+/* All corners of the search, smallest bound on the estimate first. */
+Tuple *tuples_list(Arena *, const Spec *, const ShapeSpec *, int *n);
+
+/* ---- allocations of a tuple: plan_columns.c ---- */
+
+typedef struct IntList {
+  int *v, n;
+} IntList;
+
+typedef struct Space {
+  Arena *arena; /* for lists and columns */
+  const Spec *spec;
+  const ShapeSpec *shape;
+  Nodes nodes;
+} Space;
+
+typedef struct Columns {
+  Column *v;
+  int n, room;
+} Columns;
+
+IntList space_counts(const Space *, const Tuple *, bool att); /* ranks per group that a side may have */
+int space_ranks(const Space *, bool att, int p, int n);       /* of all p groups, n in each or as pinned */
+int space_nics(const Space *, const Tuple *, int ranks);      /* of a side with so many ranks */
+bool space_mixed(const Space *, const Tuple *, int n, int m); /* mixed groups of these sizes can be placed */
+
+/* The columns whose times are within the limit. */
+void space_columns(const Space *, const Price *, double limit, Columns *);
 
 #endif

@@ -11,8 +11,22 @@ static const char *role_name(const PlanGroup *g)
 
 static bool has_layer(const Spec *spec, const Plan *plan, const PlanGroup *g, int layer)
 {
-  return ((g->role & PLAN_A) && plan->att_group[layer] == g->id) ||
-         ((g->role & PLAN_F) && plan->ffn_group[layer] == g->id && !spec_layer_is_dense(spec, layer));
+  for (int w = 0; w < plan->ways; w++) {
+    if (((g->role & PLAN_A) && plan_att(spec, plan, w, layer) == g->id) ||
+        ((g->role & PLAN_F) && plan_ffn(spec, plan, w, layer) == g->id && !spec_layer_is_dense(spec, layer))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static bool has_head(const Spec *spec, const Plan *plan, const PlanGroup *g)
+{
+  bool has = false;
+  for (int w = 0; w < plan->ways; w++) {
+    has = has || plan_att(spec, plan, w, spec->model.layers) == g->id;
+  }
+  return has && (g->role & PLAN_A);
 }
 
 /* ---- table ---- */
@@ -61,7 +75,7 @@ static void print_layers(const Spec *spec, const Plan *plan, const PlanGroup *g,
     }
     shown++;
   }
-  if ((g->role & PLAN_A) && plan->att_group[spec->model.layers] == g->id) {
+  if (has_head(spec, plan, g)) {
     fprintf(out, " head");
   }
   fprintf(out, " (%d)", n);
@@ -101,21 +115,47 @@ static void print_total(const Plan *plan, FILE *out)
           100 * plan->mfu);
 }
 
-void plan_print(const Spec *spec, const Plan *plan, FILE *out)
+/* Groups, tokens and micro-batches. */
+static void print_head(const Spec *spec, const Plan *plan, FILE *out)
 {
   static const char *const dedups[] = {
-      [DEDUP_RANK] = "rank", [DEDUP_NODE] = "node", [DEDUP_FLAT] = "flat", [DEDUP_AUTO] = "auto"};
+      [DEDUP_RANK] = "rank", [DEDUP_NODE] = "node", [DEDUP_FLAT] = "expert", [DEDUP_AUTO] = "auto"};
+  static const char *const again[] = {[RECOMPUTE_NONE] = "",
+                                      [RECOMPUTE_SELECTIVE] = "; selective recomputation",
+                                      [RECOMPUTE_FULL] = "; full recomputation",
+                                      [RECOMPUTE_AUTO] = ""};
   const ShapeSpec *shape = plan->shape;
   int ranks = plan->replicas * plan->replica_ranks;
   fprintf(out, "plan of %s for shape %s (seq %lld, micro_batch %d, global_batch %d)\n", spec->model.name, shape->name,
           (long long)shape->seq, shape->micro_batch, shape->global_batch);
-  fprintf(out, "%s, %s: %d replica%s x %d ranks = %d of %d GPUs; %d attention and %d FFN group%s per replica\n",
-          plan->system, plan->placement, plan->replicas, plan->replicas == 1 ? "" : "s", plan->replica_ranks, ranks,
-          spec->cluster.nodes * spec->cluster.gpus, plan->p_att, plan->p_ffn,
-          plan->p_att + plan->p_ffn == 2 ? "" : "s");
-  fprintf(out, "dispatch once per %s; %d micro-batch%s of %d sequence%s, at most %d in flight\n\n", dedups[plan->dedup],
-          plan->micro_batches, plan->micro_batches == 1 ? "" : "es", plan->mb_seqs, plan->mb_seqs == 1 ? "" : "s",
-          plan->in_flight);
+  fprintf(out, "%s, %s: %d replica%s x %d ranks = %d of %d GPUs; ", plan_system_name(plan->system), plan->placement,
+          plan->replicas, plan->replicas == 1 ? "" : "s", plan->replica_ranks, ranks,
+          spec->cluster.nodes * spec->cluster.gpus);
+  if (plan->n_stages > 0) {
+    fprintf(out, "%d pipeline rank%s of %d GPUs, the layers in %d run%s\n", plan->n_groups,
+            plan->n_groups == 1 ? "" : "s", plan->groups[0].n_ranks, plan->n_stages, plan->n_stages == 1 ? "" : "s");
+  } else {
+    fprintf(out, "%d attention and %d FFN group%s per replica\n", plan->p_att, plan->p_ffn,
+            plan->p_att + plan->p_ffn == 2 ? "" : "s");
+  }
+  fprintf(out, "dispatch once per %s%s; %d micro-batch%s of %d sequence%s, ", dedups[plan->dedup],
+          plan->chunks > 1 ? " in chunks" : "", plan->micro_batches, plan->micro_batches == 1 ? "" : "es",
+          plan->mb_seqs, plan->mb_seqs == 1 ? "" : "s");
+  if (plan->n_stages > 0) {
+    int live = 0;
+    for (int i = 0; i < plan->n_groups; i++) {
+      live = plan->groups[i].live > live ? plan->groups[i].live : live;
+    }
+    fprintf(out, "a rank keeps at most %d pairs of layer and micro-batch", live);
+  } else {
+    fprintf(out, "at most %d in flight", plan->in_flight);
+  }
+  fprintf(out, "%s\n\n", again[plan->recompute]);
+}
+
+void plan_print(const Spec *spec, const Plan *plan, FILE *out)
+{
+  print_head(spec, plan, out);
   fprintf(out, "%-6s %-9s %4s  %-28s %10s %10s %10s %10s %10s %10s %10s\n", "group", "ranks", "NICs", "layers",
           "weights", "gradients", "optimizer", "activat.", "buffers", "workspace", "total");
   for (int i = 0; i < plan->n_groups; i++) {
@@ -145,8 +185,11 @@ void plan_print(const Spec *spec, const Plan *plan, FILE *out)
   fprintf(out, "\n\n");
   print_times(spec, plan, out);
   print_total(plan, out);
-  fprintf(out, "solver: %s, %s, gap %.2g %%, %.0f ms\n", plan->solver.name, plan->solver.status, 100 * plan->solver.gap,
-          plan->solver.ms);
+  fprintf(out, "solver: %s, %s, gap %.2g %%", plan->solver.name, plan->solver.status, 100 * plan->solver.gap);
+  if (plan->solver.ms > 0) {
+    fprintf(out, ", %.0f ms", plan->solver.ms);
+  }
+  fprintf(out, "\n");
 }
 
 /* ---- JSON ---- */
@@ -215,7 +258,7 @@ void plan_print_json(const Spec *spec, const Plan *plan, FILE *out)
   json_t *o = json_object(), *groups = json_array(), *solver = json_object();
   json_object_set_new(o, "version", json_integer(1));
   json_object_set_new(o, "shape", json_string(plan->shape->name));
-  json_object_set_new(o, "system", json_string(plan->system));
+  json_object_set_new(o, "system", json_string(plan_system_name(plan->system)));
   json_object_set_new(o, "replicas", json_integer(plan->replicas));
   json_object_set_new(o, "p_attention", json_integer(plan->p_att));
   json_object_set_new(o, "p_ffn", json_integer(plan->p_ffn));

@@ -6,209 +6,27 @@
    depends on the input alone. */
 #include "codegen/sched_int.h"
 
-int sched_group(const SchedNet *net, SchedTask task, int layer)
+static int way_mbs(const SchedNet *net, int way)
 {
-  const Plan *plan = net->plan;
-  switch (task) {
-  case TASK_EMBED_FWD:
-  case TASK_EMBED_WGRAD:
-  case TASK_ATT_FWD:
-  case TASK_ATT_DGRAD:
-  case TASK_ATT_WGRAD:
-  case TASK_HEAD:
-  case TASK_DISPATCH:
-    return plan->att_group[layer];
-  case TASK_COMBINE_B:
-    return plan->att_group[layer + 1];
-  default:
-    return plan->ffn_group[layer];
-  }
+  int half = (net->n_mbs + 1) / 2;
+  return net->ways == 1 ? net->n_mbs : way == 0 ? half : net->n_mbs - half;
 }
 
-int sched_dst(const SchedNet *net, SchedTask task, int layer)
-{
-  switch (task) {
-  case TASK_COMBINE:
-    return net->plan->att_group[layer + 1];
-  case TASK_DISPATCH_B:
-    return net->plan->att_group[layer];
-  default:
-    return net->plan->ffn_group[layer];
-  }
-}
-
-int32_t sched_next(const SchedNet *net, int32_t id)
-{
-  int layer = sched_layer(net, id), mb = sched_mb(net, id), last = net->n_layers - 1;
-  bool relayed = layer <= last && net->relayed[layer];
-  switch (sched_task(net, id)) {
-  case TASK_EMBED_FWD:
-    return sched_id(net, TASK_ATT_FWD, 0, mb);
-  case TASK_ATT_FWD:
-    return sched_id(net, TASK_DISPATCH, layer, mb);
-  case TASK_DISPATCH:
-    return sched_id(net, relayed ? TASK_RELAY : TASK_FFN_FWD, layer, mb);
-  case TASK_RELAY:
-    return sched_id(net, TASK_FORWARD, layer, mb);
-  case TASK_FORWARD:
-    return sched_id(net, TASK_FFN_FWD, layer, mb);
-  case TASK_FFN_FWD:
-    return sched_id(net, relayed ? TASK_GATHER : TASK_COMBINE, layer, mb);
-  case TASK_GATHER:
-    return sched_id(net, TASK_REDUCE_FWD, layer, mb);
-  case TASK_REDUCE_FWD:
-    return sched_id(net, TASK_COMBINE, layer, mb);
-  case TASK_COMBINE:
-    return sched_id(net, layer < last ? TASK_ATT_FWD : TASK_HEAD, layer + 1, mb);
-  case TASK_HEAD:
-    return sched_id(net, TASK_COMBINE_B, last, mb);
-  case TASK_COMBINE_B:
-    return sched_id(net, relayed ? TASK_GATHER_B : TASK_FFN_DGRAD, layer, mb);
-  case TASK_GATHER_B:
-    return sched_id(net, TASK_FFN_DGRAD, layer, mb);
-  case TASK_FFN_DGRAD:
-    return sched_id(net, relayed ? TASK_FORWARD_B : TASK_DISPATCH_B, layer, mb);
-  case TASK_FORWARD_B:
-    return sched_id(net, TASK_REDUCE_BWD, layer, mb);
-  case TASK_REDUCE_BWD:
-    return sched_id(net, TASK_DISPATCH_B, layer, mb);
-  case TASK_DISPATCH_B:
-    return sched_id(net, TASK_ATT_DGRAD, layer, mb);
-  case TASK_ATT_DGRAD:
-    return layer > 0 ? sched_id(net, TASK_COMBINE_B, layer - 1, mb) : sched_id(net, TASK_EMBED_WGRAD, 0, mb);
-  default:
-    return -1;
-  }
-}
-
-int32_t sched_wgrad(const SchedNet *net, int32_t id)
-{
-  SchedTask task = sched_task(net, id);
-  if (task != TASK_FFN_DGRAD && task != TASK_ATT_DGRAD) {
-    return -1;
-  }
-  return sched_id(net, task == TASK_FFN_DGRAD ? TASK_FFN_WGRAD : TASK_ATT_WGRAD, sched_layer(net, id),
-                  sched_mb(net, id));
-}
-
-MoeOpKind sched_kind(SchedTask task)
-{
-  static const MoeOpKind kinds[] = {
-      [TASK_EMBED_FWD] = MOE_OP_EMBED_FWD,     [TASK_ATT_FWD] = MOE_OP_ATT_FWD,
-      [TASK_FFN_FWD] = MOE_OP_FFN_FWD,         [TASK_HEAD] = MOE_OP_HEAD,
-      [TASK_FFN_DGRAD] = MOE_OP_FFN_DGRAD,     [TASK_ATT_DGRAD] = MOE_OP_ATT_DGRAD,
-      [TASK_FFN_WGRAD] = MOE_OP_FFN_WGRAD,     [TASK_ATT_WGRAD] = MOE_OP_ATT_WGRAD,
-      [TASK_EMBED_WGRAD] = MOE_OP_EMBED_WGRAD, [TASK_RELAY] = MOE_OP_RELAY,
-      [TASK_REDUCE_FWD] = MOE_OP_NODE_REDUCE,  [TASK_REDUCE_BWD] = MOE_OP_NODE_REDUCE,
-  };
-  return task < TASK_DISPATCH ? kinds[task] : MOE_OP_SEND;
-}
-
-MoeEdge sched_edge(SchedTask task)
-{
-  static const MoeEdge edges[] = {
-      [TASK_REDUCE_FWD - TASK_REDUCE_FWD] = MOE_EDGE_GATHER,
-      [TASK_REDUCE_BWD - TASK_REDUCE_FWD] = MOE_EDGE_FORWARD_B,
-      [TASK_DISPATCH - TASK_REDUCE_FWD] = MOE_EDGE_DISPATCH,
-      [TASK_FORWARD - TASK_REDUCE_FWD] = MOE_EDGE_FORWARD,
-      [TASK_GATHER - TASK_REDUCE_FWD] = MOE_EDGE_GATHER,
-      [TASK_COMBINE - TASK_REDUCE_FWD] = MOE_EDGE_COMBINE,
-      [TASK_COMBINE_B - TASK_REDUCE_FWD] = MOE_EDGE_COMBINE_B,
-      [TASK_GATHER_B - TASK_REDUCE_FWD] = MOE_EDGE_GATHER_B,
-      [TASK_FORWARD_B - TASK_REDUCE_FWD] = MOE_EDGE_FORWARD_B,
-      [TASK_DISPATCH_B - TASK_REDUCE_FWD] = MOE_EDGE_DISPATCH_B,
-  };
-  return task >= TASK_REDUCE_FWD ? edges[task - TASK_REDUCE_FWD] : MOE_EDGE_NONE;
-}
-
-bool sched_task_exists(const SchedNet *net, SchedTask task, int layer)
-{
-  switch (task) {
-  case TASK_HEAD:
-    return layer == net->n_layers;
-  case TASK_EMBED_FWD:
-  case TASK_EMBED_WGRAD:
-    return layer == 0;
-  case TASK_RELAY:
-  case TASK_REDUCE_FWD:
-  case TASK_REDUCE_BWD:
-  case TASK_FORWARD:
-  case TASK_GATHER:
-  case TASK_GATHER_B:
-  case TASK_FORWARD_B:
-    return layer < net->n_layers && net->relayed[layer];
-  default:
-    return layer < net->n_layers;
-  }
-}
-
-bool sched_relayed(const Plan *plan, int layer)
-{
-  const PlanGroup *group = &plan->groups[plan->ffn_group[layer]];
-  if (plan->dedup != DEDUP_NODE || plan->ranks_per_node < 2) {
-    return false;
-  }
-  for (int q = 0; q < plan->replicas; q++) {
-    int first = q * plan->replica_ranks + group->first_rank;
-    for (int rank = first + 1; rank < first + group->n_ranks; rank++) {
-      if (rank / plan->ranks_per_node == (rank - 1) / plan->ranks_per_node) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
-static int64_t at_least_1(int64_t ns)
-{
-  return ns < 1 ? 1 : ns;
-}
-
-static SchedNet net_new(Arena *arena, const Spec *spec, const Plan *plan)
-{
-  SchedNet net = {.spec = spec, .plan = plan, .n_layers = spec->model.layers, .n_mbs = plan->micro_batches};
-  net.n_groups = plan->n_groups;
-  net.relayed = arena_new_array(arena, bool, (size_t)net.n_layers);
-  for (int layer = 0; layer < net.n_layers; layer++) {
-    net.relayed[layer] = sched_relayed(plan, layer);
-  }
-  for (SchedTask task = 0; task < TASK_COUNT; task++) {
-    if (task < TASK_DISPATCH) {
-      net.op_ns[task] = arena_new_array(arena, int64_t, (size_t)net.n_layers + 1);
-    } else {
-      net.msg[task] = arena_new_array(arena, MsgCost, (size_t)net.n_layers + 1);
-    }
-    for (int layer = 0; layer <= net.n_layers; layer++) {
-      if (!sched_task_exists(&net, task, layer)) {
-        continue;
-      }
-      if (task < TASK_DISPATCH) {
-        net.op_ns[task][layer] = at_least_1(cost_op_ns(spec, plan, sched_kind(task), layer));
-      } else {
-        MsgCost cost = cost_msg(spec, plan, sched_edge(task), layer);
-        cost.src_ns = at_least_1(cost.src_ns);
-        cost.dst_ns = at_least_1(cost.dst_ns);
-        cost.ns = cost.ns < cost.src_ns ? cost.src_ns : cost.ns;
-        cost.ns = cost.ns < cost.dst_ns ? cost.dst_ns : cost.ns;
-        net.msg[task][layer] = cost;
-      }
-    }
-  }
-  return net;
-}
-
-static SchedOrder *orders_new(Arena *arena, const SchedNet *net)
+SchedOrder *sched_orders_new(Arena *arena, const SchedNet *net)
 {
   SchedOrder *orders = arena_new_array(arena, SchedOrder, (size_t)net->n_groups);
   for (SchedTask task = 0; task < TASK_N_COMPUTE; task++) {
     for (int layer = 0; layer <= net->n_layers; layer++) {
-      if (sched_task_exists(net, task, layer)) {
-        orders[sched_group(net, task, layer)].n += net->n_mbs;
+      for (int way = 0; way < net->ways; way++) {
+        if (sched_task_exists(net, task, layer, way)) {
+          orders[sched_group(net, task, layer, way)].n += way_mbs(net, way) * sched_chunks(net, task);
+        }
       }
     }
   }
   for (int g = 0; g < net->n_groups; g++) {
     orders[g].ids = arena_new_array(arena, int32_t, (size_t)orders[g].n);
+    orders[g].n = 0;
   }
   return orders;
 }
@@ -218,7 +36,9 @@ static int n_tasks(const SchedNet *net)
   int n = 0;
   for (SchedTask task = 0; task < TASK_COUNT; task++) {
     for (int layer = 0; layer <= net->n_layers; layer++) {
-      n += sched_task_exists(net, task, layer) ? net->n_mbs : 0;
+      for (int way = 0; way < net->ways; way++) {
+        n += sched_task_exists(net, task, layer, way) ? way_mbs(net, way) * sched_chunks(net, task) : 0;
+      }
     }
   }
   return n;
@@ -226,7 +46,7 @@ static int n_tasks(const SchedNet *net)
 
 /* The generator: nothing but an order per group. Policies are tried, the most promising first, until a number of tasks
    has been simulated: all of them for small plans, the first few for large ones. */
-static SchedOrder *af_pipe(Arena *arena, const SchedNet *net)
+static void af_pipe(Arena *arena, const SchedNet *net, SchedTimes *times)
 {
   enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 20 };
   static const SchedPolicy policies[] = {
@@ -247,41 +67,45 @@ static SchedOrder *af_pipe(Arena *arena, const SchedNet *net)
   int most = net->plan->in_flight < net->n_mbs ? net->plan->in_flight : net->n_mbs;
   const int caps[N_CAPS] = {most, (3 * most + 3) / 4, (most + 1) / 2};
   int budget = MAX_TASKS / n_tasks(net);
-  SchedOrder *best = NULL;
+  SchedTimes tried = sched_times_new(arena, net);
   int64_t shortest = INT64_MAX;
+  *times = sched_times_new(arena, net);
   for (int i = 0; i < N_POLICIES * N_CAPS && (i < budget || i < MIN_POLICIES); i++) {
     SchedPolicy policy = policies[i % N_POLICIES];
     policy.cap = caps[i / N_POLICIES];
     policy.work_slots = PLAN_WORK_SLOTS;
     policy.chan_slots = PLAN_CHAN_SLOTS;
     Arena *scratch = arena_new();
-    SchedOrder *made = orders_new(arena, net);
-    SchedTimes times;
-    sched_simulate(scratch, net, &policy, made, NULL, &times);
-    if (times.makespan < shortest) {
-      shortest = times.makespan;
-      best = made;
-      best->policy = policy;
+    if (sched_simulate(scratch, net, &policy, NULL, shortest - 1, &tried)) {
+      SchedTimes swap = tried;
+      shortest = tried.makespan;
+      tried = *times;
+      *times = swap;
     }
     arena_free(scratch);
   }
-  return best;
+}
+
+/* A join's rows are kept beside those of its layer's attention. */
+static bool joins_fit(Diag *diag, const Spec *spec, const Plan *plan)
+{
+  for (int way = 0; way < plan->ways; way++) {
+    for (int layer = spec->model.dense.layers; layer < spec->model.layers; layer++) {
+      if (plan_piped(spec, plan, way, layer) &&
+          plan_combine(spec, plan, way, layer) != plan_att(spec, plan, way, layer)) {
+        diag_error(diag, (Span){0},
+                   "layer %d: its output is combined on group %d, which is neither its own, %d, nor %s", layer,
+                   plan_combine(spec, plan, way, layer), plan_att(spec, plan, way, layer), "the next layer's");
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 static bool plan_fits(Diag *diag, const Spec *spec, const Plan *plan)
 {
   int errors = diag_errors(diag);
-  if (spec->model.dense.layers > 0) {
-    diag_error(diag, spec_span(spec, "dense", "layers"), "schedules have no dense layers yet: %d wanted",
-               spec->model.dense.layers);
-  }
-  if (spec->model.moe.shared > 0) {
-    diag_error(diag, spec_span(spec, "moe", "shared"), "schedules have no shared experts yet");
-  }
-  if (plan->dedup != DEDUP_RANK && plan->dedup != DEDUP_NODE) {
-    diag_error(diag, spec_span(spec, "plan", "dedup"),
-               "schedules send a token once per rank or once per node, not flat");
-  }
   /* messages carry 12 bits of micro-batch and 8 of layer in their stamp */
   if (plan->micro_batches < 1 || plan->micro_batches > 4096) {
     diag_error(diag, (Span){0}, "%d micro-batches per step: 1 to 4096 can be scheduled", plan->micro_batches);
@@ -292,17 +116,48 @@ static bool plan_fits(Diag *diag, const Spec *spec, const Plan *plan)
   if (spec->model.layers < 1 || spec->model.layers > 255) {
     diag_error(diag, spec_span(spec, "model", "layers"), "%d layers: 1 to 255 can be scheduled", spec->model.layers);
   }
+  if (plan->chunks < 1 || plan->chunks > SCHED_MAX_CHUNKS) {
+    diag_error(diag, spec_span(spec, "plan", "chunks"), "%d chunks: 1 to %d can be scheduled", plan->chunks,
+               SCHED_MAX_CHUNKS);
+  }
+  if (plan->ways == 2 && plan->micro_batches < 2) {
+    diag_error(diag, (Span){0}, "%d micro-batch for two directions: at least 2", plan->micro_batches);
+  }
   for (int g = 0; g < plan->n_groups && diag_errors(diag) == errors; g++) {
-    bool used = plan->att_group[spec->model.layers] == g;
-    for (int layer = 0; layer < spec->model.layers; layer++) {
-      used |= plan->att_group[layer] == g || plan->ffn_group[layer] == g;
+    bool used = false;
+    for (int way = 0; way < plan->ways; way++) {
+      used |= plan_att(spec, plan, way, spec->model.layers) == g;
+      for (int layer = 0; layer < spec->model.layers; layer++) {
+        used |= plan_att(spec, plan, way, layer) == g || plan_ffn(spec, plan, way, layer) == g;
+      }
     }
     if (!used) {
       diag_error(diag, (Span){0}, "plan group %d has no layer: %d layers over %d attention and %d FFN groups", g,
                  spec->model.layers, plan->p_att, plan->p_ffn);
     }
   }
-  return diag_errors(diag) == errors;
+  return diag_errors(diag) == errors && joins_fit(diag, spec, plan);
+}
+
+/* Orders and times of all compute tasks. Given orders keep to no caps: what they hold at once is their authors' choice,
+   and the slots that it takes are counted afterwards. */
+static bool make_times(Arena *arena, Diag *diag, SchedNet *net, SchedTimes *times)
+{
+  if (!plan_system_colocated(net->plan->system)) {
+    af_pipe(arena, net, times);
+    return true;
+  }
+  enum { PLENTY = INT16_MAX };
+  SchedPolicy policy = {.cap = net->n_mbs, .work_slots = PLENTY, .chan_slots = PLENTY};
+  SchedOrder *orders = sched_orders_new(arena, net);
+  uint8_t *marks = arena_new_array(arena, uint8_t, (size_t)sched_ids(net));
+  if (!sched_stage_orders(arena, diag, net, orders, marks)) {
+    return false;
+  }
+  net->marks = marks;
+  *times = sched_times_new(arena, net);
+  sched_simulate(arena, net, &policy, orders, INT64_MAX, times);
+  return true;
 }
 
 bool sched_build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, Schedule *sched)
@@ -312,20 +167,21 @@ bool sched_build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, S
     return false;
   }
   Arena *scratch = arena_new();
-  SchedNet net = net_new(scratch, spec, plan);
-  SchedOrder *order = af_pipe(scratch, &net);
+  SchedNet net = sched_net(scratch, spec, plan);
   SchedTimes times;
   SchedRecs recs = {0};
-  sched->n_groups = plan->n_groups;
-  sched->groups = arena_new_array(arena, SchedGroup, (size_t)plan->n_groups);
-  sched_simulate(scratch, &net, &order->policy, NULL, order, &times);
-  sched->chans = arena_new_array(
-      arena, MoeChan, TASK_COUNT * (size_t)(net.n_groups * net.n_groups) + MOE_EDGE_COUNT + 2 * MOE_BUCKET_COUNT);
-  sched_comm(scratch, &net, &times, &recs);
-  sched_slots(scratch, &net, &recs, sched);
-  sched_tail(scratch, &net, &recs, sched);
-  sched_rows(arena, &recs, sched);
-  sched->in_flight = times.in_flight;
+  bool ok = make_times(scratch, diag, &net, &times);
+  if (ok) {
+    sched->n_groups = plan->n_groups;
+    sched->groups = arena_new_array(arena, SchedGroup, (size_t)plan->n_groups);
+    size_t chans = (size_t)((TASK_COUNT - TASK_DISPATCH) * net.ways * (net.n_layers + 1));
+    sched->chans = arena_new_array(arena, MoeChan, chans + MOE_EDGE_COUNT + 2 * MOE_BUCKET_COUNT);
+    sched_comm(scratch, &net, &times, &recs);
+    sched_slots(scratch, &net, &recs, sched);
+    sched_tail(scratch, &net, &recs, sched);
+    sched_rows(arena, &recs, sched);
+    sched->in_flight = times.in_flight;
+  }
   arena_free(scratch);
-  return true;
+  return ok;
 }

@@ -20,6 +20,7 @@ typedef struct Schedule {
   int n_groups;
   MoeChan *chans;
   int n_chans;
+  int64_t pipe_ns; /* end of the micro-batches' last op; the rest of the step is gradient exchange and optimizer */
   int64_t step_ns;
   int in_flight; /* peak, as scheduled */
 } Schedule;
@@ -27,13 +28,28 @@ typedef struct Schedule {
 /* Builds the schedule for a plan; micro-batches, in-flight cap and times come from the plan and the cost model. */
 bool sched_build(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
 
+/* Modelled times of the micro-batches' part of a step (Schedule.pipe_ns) that no order can beat: the longest path of
+   one micro-batch; the same as often as the cap on micro-batches in flight makes it follow itself; the busiest group's
+   compute, and the busiest port or link between groups, each with what must come before its first and after its last
+   use. `ns` is the largest. */
+typedef struct SchedBound {
+  int64_t path_ns, flight_ns, compute_ns, link_ns, ns;
+} SchedBound;
+SchedBound sched_bound(const Spec *, const Plan *);
+
 /* Checks any schedule, whoever made it: every (layer, micro-batch) once and after its inputs; messages of a pair in the
    same order and of equal class on both sides; termination when every send waits for its receive; slots never in two
    hands and within the counts; a symbolic run in which every output holds exactly the promised (token, expert) terms
    and its residual once. Reports what it finds and returns false. Nothing is built from a schedule that fails. */
 bool sched_check(Diag *, const Spec *, const Plan *, const Schedule *);
 
+/* Fills the memory of the plan's groups with what the schedule's slots take: what ranks allocate. The plan's own
+   numbers have room for any schedule of it. */
+void sched_memory(const Spec *, const Schedule *, Plan *);
+
 void sched_print(const Spec *, const Plan *, const Schedule *, FILE *); /* one line per group */
+/* The compute orders alone: stages per pipeline rank, or layers per group; one line each, see stage_print(). */
+void sched_print_orders(const Spec *, const Plan *, const Schedule *, FILE *);
 void sched_print_json(const Spec *, const Plan *, const Schedule *, FILE *);
 void sched_print_trace(const Spec *, const Plan *, const Schedule *, FILE *); /* Chrome trace events */
 

@@ -22,12 +22,13 @@ typedef struct Check {
   const Plan *plan;
   const Schedule *sched;
   Arena *arena;
-  int n_layers, n_mbs, n_groups, root;
+  int n_layers, n_mbs, n_groups, n_ways, n_chunks, root;
   int reported;
-  int *base;       /* [groups + 1] number of a group's row 0 */
-  int32_t *group;  /* [rows] */
-  bool *relayed;   /* [layers] */
-  int32_t *row_of; /* [WHAT_COUNT][layers + 1][mbs] row number, or -1 */
+  int *base;                       /* [groups + 1] number of a group's row 0 */
+  int32_t *group;                  /* [rows] */
+  uint8_t *traits;                 /* [ways][layers + 1] sets of LAYER_* */
+  int32_t *row_of;                 /* of each what: [layers + 1][mbs][chunks, or 1] row number, or -1 */
+  size_t first_of[WHAT_COUNT + 1]; /* where a what begins in row_of */
   CheckPart *parts;
   int n_parts;
   int32_t *first_part; /* [rows + 1] parts of a message row, in part_ids */
@@ -41,6 +42,20 @@ static inline const MoeOp *check_op(const Check *c, int32_t row)
 {
   int32_t g = c->group[row];
   return &c->sched->groups[g].ops[row - c->base[g]];
+}
+
+/* How a layer's output gets on, by direction. */
+enum {
+  LAYER_DENSE = 1,
+  LAYER_RELAYED = 2,
+  LAYER_JOINED = 4, /* summed at its own group, and piped from there */
+  LAYER_PIPED = 8   /* dense or joined */
+};
+
+/* Traits of a layer (or, at n_layers, of the head: none) for a micro-batch. */
+static inline unsigned check_traits(const Check *c, int layer, int mb)
+{
+  return c->traits[plan_way(c->plan, mb) * (c->n_layers + 1) + layer];
 }
 
 static inline bool check_is_compute(const MoeOp *op)
@@ -59,21 +74,31 @@ void check_fail(Check *, int32_t row, const char *format, ...) __attribute__((fo
 /* The same without a row. */
 void check_fail_all(Check *, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *check_name(const Check *, int32_t row, char buffer[160]);
-int32_t check_find(const Check *, int what, int layer, int mb);
-/* Ranks that hold a bucket, and its groups (at most two); -1 fills up. */
-int check_holders(const Check *, MoeBucketKind, int layer, int groups[2]);
+int check_what(const MoeOp *);
+bool check_chunked(int what); /* exists once per chunk */
+int32_t check_find(const Check *, int what, int layer, int mb, int chunk);
+/* Ranks that hold a bucket (0: it does not exist), and its groups, each once; -1 fills up. */
+enum { CHECK_MAX_HOLDERS = 4 };
+int check_holders(const Check *, MoeBucketKind, int layer, int groups[CHECK_MAX_HOLDERS]);
 
 /* Each returns false if it found an error; later ones rely on what earlier ones established. */
+void check_layers(Check *);   /* traits; reports what no schedule can do */
 bool check_rows(Check *);     /* fields in range, everything there once, where the plan wants it */
 bool check_tail(Check *);     /* reduction, scalars, optimizer */
 bool check_pairs(Check *);    /* both ends of every pair agree; slots and uses; releases */
 bool check_replay(Check *);   /* terminates; fills order */
+bool check_times(Check *);    /* modelled times fit the order */
 bool check_dataflow(Check *); /* slots and contents */
 bool check_terms(Check *);    /* token and expert terms of every layer, by ranks */
 
 /* Order that holds in every run: rows of one group, as seen by one rank. */
-typedef struct CheckClocks CheckClocks;
-CheckClocks *check_clocks(Arena *, Check *, int group);
-bool check_before(const Check *, const CheckClocks *, int32_t first, int32_t second);
+typedef struct CheckSteps CheckSteps;   /* the rows, made once */
+typedef struct CheckClocks CheckClocks; /* of a few observed groups */
+CheckSteps *check_steps(Arena *, const Check *);
+void check_steps_free(CheckSteps *);
+/* Of groups from `first` to before *end, which it chooses. */
+CheckClocks *check_clocks(Arena *, const Check *, CheckSteps *, int first, int *end);
+/* Both rows of one of these groups. */
+bool check_before(const CheckClocks *, int32_t first, int32_t second);
 
 #endif

@@ -7,33 +7,53 @@
 #include <stdlib.h>
 #include <string.h>
 
-int check_holders(const Check *c, MoeBucketKind kind, int layer, int groups[2])
+/* Adds a group to the list unless it is there. */
+static void hold(int groups[CHECK_MAX_HOLDERS], int group)
+{
+  int i = 0;
+  while (i < CHECK_MAX_HOLDERS && groups[i] >= 0 && groups[i] != group) {
+    i++;
+  }
+  if (i < CHECK_MAX_HOLDERS) {
+    groups[i] = group;
+  }
+}
+
+int check_holders(const Check *c, MoeBucketKind kind, int layer, int groups[CHECK_MAX_HOLDERS])
 {
   const Plan *plan = c->plan;
-  groups[0] = groups[1] = -1;
-  switch (kind) {
-  case MOE_BUCKET_EMBED:
-    groups[0] = plan->att_group[0];
-    groups[1] = c->spec->model.tied ? plan->att_group[c->n_layers] : -1;
-    break;
-  case MOE_BUCKET_ATT:
-    groups[0] = plan->att_group[layer];
-    break;
-  case MOE_BUCKET_GAIN:
-    groups[0] = plan->att_group[layer];
-    groups[1] = plan->ffn_group[layer];
-    break;
-  case MOE_BUCKET_EXPERTS:
-    groups[0] = plan->ffn_group[layer];
-    return plan->replicas;
-  default:
-    groups[0] = plan->att_group[c->n_layers];
-    break;
+  int ranks = 0;
+  for (int i = 0; i < CHECK_MAX_HOLDERS; i++) {
+    groups[i] = -1;
   }
-  if (groups[0] == groups[1]) {
-    groups[1] = -1;
+  for (int way = 0; way < c->n_ways; way++) {
+    switch (kind) {
+    case MOE_BUCKET_EMBED:
+      hold(groups, plan_att(c->spec, plan, way, 0));
+      if (c->spec->model.tied) {
+        hold(groups, plan_att(c->spec, plan, way, c->n_layers));
+      }
+      break;
+    case MOE_BUCKET_HEAD:
+      hold(groups, plan_att(c->spec, plan, way, c->n_layers));
+      break;
+    case MOE_BUCKET_ATT:
+      hold(groups, plan_att(c->spec, plan, way, layer));
+      break;
+    case MOE_BUCKET_GAIN: /* of a dense layer both are its attention group */
+      hold(groups, plan_att(c->spec, plan, way, layer));
+      hold(groups, plan_ffn(c->spec, plan, way, layer));
+      break;
+    default:
+      if (!spec_layer_is_dense(c->spec, layer)) {
+        hold(groups, plan_ffn(c->spec, plan, way, layer));
+      }
+      break;
+    }
   }
-  int ranks = plan->groups[groups[0]].n_ranks + (groups[1] < 0 ? 0 : plan->groups[groups[1]].n_ranks);
+  for (int i = 0; i < CHECK_MAX_HOLDERS && groups[i] >= 0; i++) {
+    ranks += kind == MOE_BUCKET_EXPERTS ? 1 : plan->groups[groups[i]].n_ranks;
+  }
   return ranks * plan->replicas;
 }
 
@@ -48,10 +68,12 @@ static int peers_of(const Check *c, int32_t row, int *peers)
     peers[n++] = op->peer;
     break;
   case MOE_PAIRS_HOLDERS: {
-    int groups[2];
+    int groups[CHECK_MAX_HOLDERS];
     check_holders(c, op->bucket, op->layer, groups);
-    for (int k = 0; k < 2; k++) {
-      bool alone = groups[k] == me && c->plan->replicas == 1 && c->plan->groups[me].n_ranks == 1;
+    for (int k = 0; k < CHECK_MAX_HOLDERS; k++) {
+      /* a rank's experts are on no other rank of its group */
+      bool one = c->plan->groups[me].n_ranks == 1 || op->bucket == MOE_BUCKET_EXPERTS;
+      bool alone = groups[k] == me && c->plan->replicas == 1 && one;
       if (groups[k] >= 0 && !alone) {
         peers[n++] = groups[k];
       }
@@ -81,7 +103,7 @@ typedef struct Ends {
 static Ends list_ends(Check *c, MoeOpKind kind)
 {
   size_t pairs = (size_t)c->n_groups * (size_t)c->n_groups;
-  int *peers = arena_new_array(c->arena, int, (size_t)c->n_groups + 2);
+  int *peers = arena_new_array(c->arena, int, (size_t)c->n_groups + CHECK_MAX_HOLDERS);
   Ends ends = {.first = arena_new_array(c->arena, int32_t, pairs + 2)};
   int32_t rows = c->base[c->n_groups];
   for (int pass = 0; pass < 2; pass++) {
@@ -113,7 +135,7 @@ static bool same_message(Check *c, int32_t send, int32_t recv)
 {
   const MoeOp *a = check_op(c, send), *b = check_op(c, recv);
   char name[160];
-  if (a->edge != b->edge || a->layer != b->layer || a->mb != b->mb || a->bucket != b->bucket) {
+  if (a->edge != b->edge || a->layer != b->layer || a->mb != b->mb || a->bucket != b->bucket || a->chunk != b->chunk) {
     check_fail(c, send, "at its place in the pair's order the other side has %s", check_name(c, recv, name));
     return false;
   }
@@ -215,7 +237,9 @@ bool check_pairs(Check *c)
   c->parts = arena_new_array(c->arena, CheckPart, (size_t)sends.first[pairs] + 1);
   for (int pair = 0; pair < pairs; pair++) {
     int32_t n = sends.first[pair + 1] - sends.first[pair], m = recvs.first[pair + 1] - recvs.first[pair];
-    memset(uses, 0, (size_t)n_slots * sizeof *uses);
+    if (n > 0) {
+      memset(uses, 0, (size_t)n_slots * sizeof *uses);
+    }
     if (n != m) {
       check_fail_all(c, "group %d sends %d messages to group %d, which receives %d", pair / c->n_groups, n,
                      pair % c->n_groups, m);

@@ -2,12 +2,7 @@
    messages become nodes of a graph whose edges are all that may block: waits, table order of the compute thread, order
    of a pair of groups, the matching receive, the release of the slot's previous use. Groups stand for their ranks: any
    wait between two ranks is an edge between their groups, so a cycle of ranks would be a cycle here. What is left when
-   nothing more can run is the deadlock, and is printed.
-
-   Clocks: which rows of a group are over, in every possible run, when another row of the same rank begins. The replay
-   is one run among many, so this needs an order that holds in all: waits, compute order, and messages, per rank. A rank
-   hears of its own sends only through answers; groups whose ranks talk among themselves are therefore played by two
-   ranks, the observed one and one that stands for all others of its node (all are alike). */
+   nothing more can run is the deadlock, and is printed. */
 #include "codegen/sched_check_int.h"
 
 #include <stdlib.h>
@@ -188,184 +183,44 @@ bool check_replay(Check *c)
   return false;
 }
 
-/* Clocks of the observed rank: component 0 counts its compute ops, component 1 + k its messages to peer rank k. A row's
-   clock is what is over when it begins; `end` what is over when it ends. */
-struct CheckClocks {
-  int group;
-  int dims;
-  int32_t *begin;    /* [rows of the group][dims] */
-  int32_t *end;      /* [rows][2 ranks][dims] */
-  int32_t *compute;  /* [rows of the group] number of the compute op, from 1 */
-  int32_t *part_nth; /* [parts] number in its pair, from 1 */
-  int *peer;         /* [groups] component of a peer group's observed rank, or 0; the other rank's is one more */
-};
-
-static void join(int32_t *into, const int32_t *from, int dims)
+/* Modelled times agree with the order they model: nothing starts before what it waits for has ended, compute ops of a
+   group do not overlap, nothing arrives before it leaves, and the sums that are reported are those of the rows. */
+bool check_times(Check *c)
 {
-  for (int i = 0; i < dims; i++) {
-    into[i] = from[i] > into[i] ? from[i] : into[i];
-  }
-}
-
-typedef struct Walk {
-  Check *c;
-  CheckClocks *clocks;
-  int32_t *pair;    /* [groups][groups][2][2][dims] latest message of a pair of ranks */
-  int32_t *part;    /* [parts][2][2][dims] */
-  int32_t *compute; /* [groups][2][dims] latest compute op */
-  int32_t *now;     /* [dims] */
-} Walk;
-
-static int n_ranks(const Check *c, int group)
-{
-  return c->plan->groups[group].n_ranks > 1 ? 2 : 1;
-}
-
-static void walk_send(Walk *w, int32_t row, int rank)
-{
-  Check *c = w->c;
-  CheckClocks *k = w->clocks;
-  int dims = k->dims, src = c->group[row];
-  for (int32_t p = c->first_part[row]; p < c->first_part[row + 1]; p++) {
-    int32_t i = c->part_ids[p];
-    const CheckPart *part = &c->parts[i];
-    if (part->send != row) {
-      continue;
-    }
-    for (int to = 0; to < n_ranks(c, part->dst); to++) {
-      size_t pair = (((size_t)src * (size_t)c->n_groups + (size_t)part->dst) * 2 + (size_t)rank) * 2 + (size_t)to;
-      int32_t *latest = &w->pair[pair * (size_t)dims];
-      join(latest, w->now, dims);
-      if (src == k->group && rank == 0) {
-        latest[k->peer[part->dst] + to] = part->nth + 1;
+  int64_t step_ns = 0, pipe_ns = 0;
+  char name[160];
+  for (int g = 0; g < c->n_groups; g++) {
+    const SchedGroup *group = &c->sched->groups[g];
+    int32_t compute = -1;
+    for (int32_t i = 0; i < group->n_ops; i++) {
+      const MoeOp *op = &group->ops[i];
+      int32_t late = -1;
+      for (int k = 0; k < MOE_MAX_WAITS; k++) {
+        late = op->wait[k] >= 0 && group->end_ns[op->wait[k]] > group->start_ns[i] ? op->wait[k] : late;
       }
-      memcpy(&w->part[(((size_t)i * 2 + (size_t)rank) * 2 + (size_t)to) * (size_t)dims], latest,
-             (size_t)dims * sizeof *latest);
+      if (check_is_compute(op)) {
+        late = compute >= 0 && group->end_ns[compute] > group->start_ns[i] ? compute : late;
+        compute = i;
+      }
+      if (late >= 0) {
+        check_fail(c, c->base[g] + i, "starts at %lld ns, but %s ends at %lld ns", (long long)group->start_ns[i],
+                   check_name(c, c->base[g] + late, name), (long long)group->end_ns[late]);
+      }
+      step_ns = group->end_ns[i] > step_ns ? group->end_ns[i] : step_ns;
+      pipe_ns = op->mb >= 0 && group->end_ns[i] > pipe_ns ? group->end_ns[i] : pipe_ns;
     }
   }
-}
-
-static void walk_row(Walk *w, int32_t row, int rank)
-{
-  Check *c = w->c;
-  CheckClocks *k = w->clocks;
-  const MoeOp *op = check_op(c, row);
-  int dims = k->dims, g = c->group[row];
-  size_t bytes = (size_t)dims * sizeof *w->now;
-  memset(w->now, 0, bytes);
-  for (int i = 0; i < MOE_MAX_WAITS; i++) {
-    if (op->wait[i] >= 0) {
-      join(w->now, &k->end[((size_t)(c->base[g] + op->wait[i]) * 2 + (size_t)rank) * (size_t)dims], dims);
-    }
-  }
-  int32_t *compute = &w->compute[((size_t)g * 2 + (size_t)rank) * (size_t)dims];
-  if (check_is_compute(op)) {
-    join(w->now, compute, dims);
-  }
-  if (g == k->group && rank == 0) {
-    memcpy(&k->begin[(size_t)(row - c->base[g]) * (size_t)dims], w->now, bytes);
-  }
-  int32_t *end = &k->end[((size_t)row * 2 + (size_t)rank) * (size_t)dims];
-  if (check_is_compute(op)) {
-    if (g == k->group && rank == 0) {
-      w->now[0] = k->compute[row - c->base[g]];
-    }
-    memcpy(compute, w->now, bytes);
-  }
-  memcpy(end, w->now, bytes);
-  if (op->mb < 0) {
-    return; /* nothing of the tail is asked about but compute order and waits */
-  }
-  if (op->kind == MOE_OP_SEND) {
-    walk_send(w, row, rank);
-  }
-  for (int32_t p = c->first_part[row]; p < c->first_part[row + 1]; p++) {
-    int32_t i = c->part_ids[p];
-    const CheckPart *part = &c->parts[i];
-    bool sends = op->kind == MOE_OP_SEND;
-    if (sends != (part->send == row)) {
-      continue;
-    }
-    for (int other = 0; other < n_ranks(c, sends ? part->dst : part->src); other++) {
-      size_t from = sends ? (size_t)rank : (size_t)other, to = sends ? (size_t)other : (size_t)rank;
-      join(end, &w->part[(((size_t)i * 2 + from) * 2 + to) * (size_t)dims], dims);
-    }
-  }
-}
-
-CheckClocks *check_clocks(Arena *arena, Check *c, int group)
-{
-  CheckClocks *k = arena_new_of(arena, CheckClocks);
-  size_t rows = (size_t)c->base[c->n_groups], groups = (size_t)c->n_groups;
-  k->group = group;
-  k->dims = 1;
-  k->peer = arena_new_array(arena, int, groups);
   for (int32_t i = 0; i < c->n_parts; i++) {
-    const CheckPart *part = &c->parts[i];
-    if (part->src == group && !k->peer[part->dst]) {
-      k->peer[part->dst] = k->dims;
-      k->dims += 2;
+    int32_t send = c->parts[i].send, recv = c->parts[i].recv, from = c->parts[i].src, to = c->parts[i].dst;
+    int64_t leaves = c->sched->groups[from].start_ns[send - c->base[from]];
+    int64_t arrives = c->sched->groups[to].end_ns[recv - c->base[to]];
+    if (arrives < leaves) {
+      check_fail(c, recv, "arrives at %lld ns, before it leaves (%lld ns)", (long long)arrives, (long long)leaves);
     }
   }
-  size_t dims = (size_t)k->dims, mine = (size_t)(c->base[group + 1] - c->base[group]);
-  k->begin = arena_new_array(arena, int32_t, mine * dims);
-  k->compute = arena_new_array(arena, int32_t, mine);
-  k->end = arena_new_array(arena, int32_t, rows * 2 * dims);
-  int32_t n = 0;
-  for (size_t i = 0; i < mine; i++) {
-    k->compute[i] = check_is_compute(check_op(c, c->base[group] + (int32_t)i)) ? ++n : n;
+  if (step_ns != c->sched->step_ns || pipe_ns != c->sched->pipe_ns) {
+    check_fail_all(c, "%lld ns, of them %lld ns for the micro-batches, but its last ops end after %lld and %lld ns",
+                   (long long)c->sched->step_ns, (long long)c->sched->pipe_ns, (long long)step_ns, (long long)pipe_ns);
   }
-  Walk w = {.c = c, .clocks = k};
-  w.pair = arena_new_array(arena, int32_t, groups * groups * 4 * dims);
-  w.part = arena_new_array(arena, int32_t, (size_t)c->n_parts * 4 * dims);
-  w.compute = arena_new_array(arena, int32_t, groups * 2 * dims);
-  w.now = arena_new_array(arena, int32_t, dims);
-  for (size_t i = 0; i < rows; i++) {
-    for (int rank = 0; rank < n_ranks(c, c->group[c->order[i]]); rank++) {
-      walk_row(&w, c->order[i], rank);
-    }
-  }
-  return k;
-}
-
-/* Messages of a SEND that are over when `clock` is read: all of them, or at least one. */
-static bool sent(const Check *c, const CheckClocks *k, int32_t row, const int32_t *clock, bool all)
-{
-  int over = 0, n = 0;
-  for (int32_t p = c->first_part[row]; p < c->first_part[row + 1]; p++) {
-    const CheckPart *part = &c->parts[c->part_ids[p]];
-    for (int to = 0; part->send == row && to < n_ranks(c, part->dst); to++, n++) {
-      over += clock[k->peer[part->dst] + to] > part->nth;
-    }
-  }
-  return all ? n > 0 && over == n : over > 0;
-}
-
-bool check_before(const Check *c, const CheckClocks *k, int32_t first, int32_t second)
-{
-  const MoeOp *a = check_op(c, first), *b = check_op(c, second);
-  const int32_t *clock = &k->begin[(size_t)(second - c->base[k->group]) * (size_t)k->dims];
-  if (first == second) {
-    return false;
-  }
-  for (int i = 0; i < MOE_MAX_WAITS; i++) {
-    if (b->wait[i] >= 0 && c->base[k->group] + b->wait[i] == first) {
-      return true;
-    }
-  }
-  if (check_is_compute(a)) {
-    return clock[0] >= k->compute[first - c->base[k->group]];
-  }
-  if (a->kind == MOE_OP_SEND) {
-    return sent(c, k, first, clock, true);
-  }
-  /* RECV, RELAY, NODE_REDUCE: over once a row that waited for it has begun, which one message of a SEND shows */
-  for (int i = 0; i < 2; i++) {
-    int32_t waiter = c->waiters[2 * first + i];
-    if (waiter >= 0 && (check_before(c, k, waiter, second) ||
-                        (check_op(c, waiter)->kind == MOE_OP_SEND && sent(c, k, waiter, clock, false)))) {
-      return true;
-    }
-  }
-  return false;
+  return c->reported == 0;
 }

@@ -134,9 +134,11 @@ static void check_bucket(TailCheck *t, MoeBucketKind kind, int layer, const int3
 {
   Check *c = t->c;
   const Seen *seen = &t->seen[(int)kind * c->n_layers + layer];
-  int groups[2], holders = check_holders(c, kind, layer, groups);
-  bool per_model = kind == MOE_BUCKET_EMBED || kind == MOE_BUCKET_HEAD;
-  bool held = (groups[0] == t->group || groups[1] == t->group) && (!per_model || layer == 0);
+  bool per_model = kind == MOE_BUCKET_EMBED || kind == MOE_BUCKET_HEAD, held = false;
+  int groups[CHECK_MAX_HOLDERS], holders = check_holders(c, kind, layer, groups);
+  for (int i = 0; i < CHECK_MAX_HOLDERS; i++) {
+    held |= groups[i] == t->group && (!per_model || layer == 0);
+  }
   bool shared = held && holders > 1;
   want(t, held, seen->reduce, "GRAD_REDUCE", kind, layer);
   want(t, held, seen->optimizer, "OPTIMIZER", kind, layer);

@@ -1,151 +1,355 @@
 /* Which terms arrive where, by ranks. A term is (token, expert), or a token's residual. sched_check_flow.c has shown
-   that each (layer, micro-batch) runs one chain of ops whose messages hold what the chain promises; here the chain is
-   followed for every rank, sequence and expert, by the layout rules, and every term must reach the next attention group
-   once, and its gradient the attention rank that sent it once.
+   that each (layer, micro-batch, chunk) runs one chain of ops whose messages hold what the chain promises. Here the
+   groups of that chain are read off its rows, forward and backward apart, and terms are followed along it by the layout
+   rules of each hop: every term must reach the rank that holds its sequence in the next attention group once, and its
+   gradient must come back once to the attention rank that sent the token, along the lists that the forward left.
 
    Senders address experts by moe_part_of(), FFN ranks compute the experts of moe_part_begin() and moe_part_size(), and
    a sequence is wherever a rank's part says so: the rules are read from both ends, so a gap or an overlap between them
    shows. A relay's share of the tokens is a symbol: every rank of the owner's node relays some of them. A residual
-   travels like a term of its home, and any rank may be home. Layers with the same groups have the same paths and are
-   done once. */
+   travels like a term of its home, and any rank may be home.
+
+   The hops of a term look at its sequence or at its expert, never at both. So all sequences are followed with one
+   expert, and all experts and homes with one sequence, instead of all pairs. Layers with the same groups, and replicas
+   that lie alike in their nodes, have the same paths and are done once. */
 #include "codegen/sched_check_int.h"
 
 #include "runtime/moe_layout.h"
 
+/* Groups of a chain: forward att -> ffn -> sum -> next, backward next -> sum -> ffn -> att. ffn: -1 in a dense layer;
+   sum: where the terms of a token are added up, which is `next` itself unless a PIPE follows. */
+typedef struct Path {
+  int att, ffn, sum, next;
+  int back_next, back_sum, back_ffn, back_att;
+  bool piped, relayed;
+} Path;
+
+/* Who holds each of n things by the holders' own rule, if each is held once. */
+typedef struct Map {
+  int64_t n;
+  int32_t *who;
+} Map;
+
 typedef struct Terms {
   Check *c;
+  Arena *arena;
   int layer;
-  const PlanGroup *att, *ffn, *next;
-  bool relayed;
-  int *node;     /* [FFN ranks] node of a rank */
-  int *forward;  /* [FFN ranks] terms of a share that reached the next group */
-  int *backward; /* [FFN ranks] their gradients that came back */
+  Path path;
+  int n;               /* FFN ranks */
+  Map att, sum, next;  /* sequences */
+  Map experts;         /* on the FFN ranks */
+  int32_t *node_begin; /* [n] first of the FFN ranks that may relay for this one: of its node, or itself */
+  int32_t *node_end;   /* [n] */
+  int32_t *sent_by;    /* [n] attention rank whose row this rank got, or -1 */
+  int32_t *done_by;    /* [n] rank that computed the term for this one, or -1 */
+  int32_t *listed_at;  /* [n] rank that got the sum and lists this one as its sender, or -1 */
+  int32_t *arrives;    /* [n] sums of this rank that reached the rank that reads them */
+  int32_t *returns;    /* [n] gradients that came back through this rank */
 } Terms;
 
-static bool has_seq(const Terms *t, const PlanGroup *group, int rank, int64_t seq)
+/* ---- the chain, by its rows ---- */
+
+static int group_at(const Check *c, int what, int layer, int mb, int chunk)
 {
-  int64_t begin = moe_part_begin(t->c->plan->mb_seqs, group->n_ranks, rank);
-  return seq >= begin && seq < begin + moe_part_size(t->c->plan->mb_seqs, group->n_ranks, rank);
+  return c->group[check_find(c, what, layer, mb, chunk)];
 }
 
-static bool has_expert(const Terms *t, int rank, int expert)
+/* Where a hop that starts at `from` ends: the group that receives it, if its ends are where they should be. */
+static int hop(Check *c, MoeEdge edge, int layer, int mb, int chunk, int from)
 {
-  int experts = t->c->spec->model.moe.experts;
-  int64_t begin = moe_part_begin(experts, t->ffn->n_ranks, rank);
-  return expert >= begin && expert < begin + moe_part_size(experts, t->ffn->n_ranks, rank);
+  int32_t send = check_find(c, WHAT_SEND + (int)edge, layer, mb, chunk);
+  int32_t recv = check_find(c, WHAT_RECV + (int)edge, layer, mb, chunk);
+  const MoeOp *op = check_op(c, send);
+  if (c->group[send] != from || c->group[recv] != op->peer) {
+    check_fail(c, send, "goes from group %d to %d, but its data is in group %d and it is received in group %d",
+               c->group[send], op->peer, from, c->group[recv]);
+  }
+  return op->peer;
 }
 
-/* A row of `seq` has reached the rank that computes the term, directly or through a relay that gets the sum back; the
-   sum goes on to the next group. */
-static void follow(Terms *t, int64_t seq, int relay, bool computes)
+static void arrive(Check *c, int what, int layer, int mb, int chunk, int at)
 {
-  for (int i = 0; computes && i < t->next->n_ranks; i++) {
-    if (has_seq(t, t->next, i, seq)) {
-      t->forward[relay]++;  /* COMBINE to the rank that has the sequence */
-      t->backward[relay]++; /* and COMBINE_B along the list it keeps, back to the same relay, rank and sender */
+  int32_t row = check_find(c, what, layer, mb, chunk);
+  if (c->group[row] != at) {
+    check_fail(c, row, "runs in group %d, but its data is in group %d", c->group[row], at);
+  }
+}
+
+static Path path_of(Check *c, int layer, int mb, int chunk)
+{
+  unsigned traits = check_traits(c, layer, mb);
+  bool dense = traits & LAYER_DENSE, head = layer + 1 == c->n_layers;
+  Path p = {.piped = traits & LAYER_PIPED, .relayed = traits & LAYER_RELAYED};
+  p.sum = p.att = group_at(c, MOE_OP_ATT_FWD, layer, mb, 0);
+  p.ffn = p.back_ffn = -1;
+  if (!dense) {
+    p.ffn = hop(c, MOE_EDGE_DISPATCH, layer, mb, chunk, p.att);
+    arrive(c, MOE_OP_FFN_FWD, layer, mb, chunk, p.ffn);
+    p.sum = hop(c, MOE_EDGE_COMBINE, layer, mb, chunk, p.ffn);
+  }
+  if (traits & LAYER_JOINED) {
+    arrive(c, MOE_OP_JOIN_FWD, layer, mb, 0, p.sum);
+  }
+  p.next = p.piped ? hop(c, MOE_EDGE_PIPE, layer, mb, 0, p.sum) : p.sum;
+  arrive(c, head ? MOE_OP_HEAD : MOE_OP_ATT_FWD, layer + 1, mb, 0, p.next);
+
+  p.back_next = group_at(c, head ? MOE_OP_HEAD : MOE_OP_ATT_DGRAD, layer + 1, mb, 0);
+  p.back_sum = p.piped ? hop(c, MOE_EDGE_PIPE_B, layer, mb, 0, p.back_next) : p.back_next;
+  p.back_att = p.back_sum;
+  if (traits & LAYER_JOINED) {
+    arrive(c, MOE_OP_JOIN_DGRAD, layer, mb, 0, p.back_sum);
+  }
+  if (!dense) {
+    p.back_ffn = hop(c, MOE_EDGE_COMBINE_B, layer, mb, chunk, p.back_sum);
+    arrive(c, MOE_OP_FFN_DGRAD, layer, mb, chunk, p.back_ffn);
+    p.back_att = hop(c, MOE_EDGE_DISPATCH_B, layer, mb, chunk, p.back_ffn);
+  }
+  arrive(c, MOE_OP_ATT_DGRAD, layer, mb, 0, p.back_att);
+  if (p.att != p.back_att || p.ffn != p.back_ffn || p.sum != p.back_sum || p.next != p.back_next) {
+    check_fail_all(c,
+                   "layer %d micro-batch %d: gradients go through groups %d %d %d %d, whose lists are in %d %d %d %d",
+                   layer, mb, p.back_next, p.back_sum, p.back_ffn, p.back_att, p.next, p.sum, p.ffn, p.att);
+  }
+  return p;
+}
+
+static bool same_path(const Path *a, const Path *b)
+{
+  return a->att == b->att && a->ffn == b->ffn && a->sum == b->sum && a->next == b->next && a->piped == b->piped &&
+         a->relayed == b->relayed;
+}
+
+/* ---- who holds what ---- */
+
+/* Parts of `n` things by the rule of their `ranks` holders; false if they leave something out or hold it twice. */
+static bool map_parts(Terms *t, Map *map, int64_t n, int ranks, const char *what)
+{
+  map->n = n;
+  map->who = arena_new_array(t->arena, int32_t, (size_t)n + 1);
+  for (int64_t i = 0; i < n; i++) {
+    map->who[i] = -1;
+  }
+  for (int rank = 0; rank < ranks; rank++) {
+    int64_t begin = moe_part_begin(n, ranks, rank), end = begin + moe_part_size(n, ranks, rank);
+    for (int64_t i = begin; i < end; i++) {
+      if (i < 0 || i >= n || map->who[i] >= 0) {
+        check_fail_all(t->c, "layer %d: %s %lld is held by rank %d of %d, and not by it alone", t->layer, what,
+                       (long long)i, rank, ranks);
+        return false;
+      }
+      map->who[i] = rank;
+    }
+  }
+  for (int64_t i = 0; i < n; i++) {
+    if (map->who[i] < 0) {
+      check_fail_all(t->c, "layer %d: no rank of %d holds %s %lld", t->layer, ranks, what, (long long)i);
+      return false;
+    }
+  }
+  return true;
+}
+
+/* Every position is in one chunk. */
+static void check_chunks(Check *c)
+{
+  int64_t seq = c->plan->shape->seq, at = 0;
+  for (int chunk = 0; chunk < c->n_chunks; chunk++) {
+    int64_t begin = moe_part_begin(seq, c->n_chunks, chunk);
+    if (begin != at) {
+      check_fail_all(c, "chunk %d of %d begins at position %lld, not %lld", chunk, c->n_chunks, (long long)begin,
+                     (long long)at);
+    }
+    at = begin + moe_part_size(seq, c->n_chunks, chunk);
+  }
+  if (at != seq) {
+    check_fail_all(c, "%d chunks end at position %lld of %lld", c->n_chunks, (long long)at, (long long)seq);
+  }
+}
+
+/* Every sequence of the step is in one of the micro-batches. */
+static void check_batch(Check *c)
+{
+  const Plan *plan = c->plan;
+  for (int q = 0; q < plan->replicas; q++) {
+    int64_t mine = moe_part_size(plan->shape->global_batch, plan->replicas, q), taken = 0;
+    for (int mb = 0; mb < c->n_mbs; mb++) {
+      taken += moe_mb_seqs(plan->shape->global_batch, plan->replicas, q, plan->mb_seqs, mb);
+    }
+    if (taken != mine) {
+      check_fail_all(c, "replica %d has %lld sequences, its %d micro-batches take %lld", q, (long long)mine, c->n_mbs,
+                     (long long)taken);
+      return;
     }
   }
 }
 
-/* Sends the term of an expert (or of a home, expert < 0) and counts what arrives. */
-static void send_term(Terms *t, int64_t seq, int expert, int home)
+/* ---- terms ---- */
+
+/* Token of `seq` to the experts' ranks and their sums to whoever reads them. An attention rank addresses the rank of
+   the expert, or any rank of its node. expert < 0: the residual of `home`. */
+static void forward(Terms *t, int64_t seq, int expert, int owner)
 {
-  int n = t->ffn->n_ranks;
-  int owner = expert < 0 ? home : (int)moe_part_of(t->c->spec->model.moe.experts, n, expert);
-  for (int r = 0; r < n; r++) {
-    t->forward[r] = t->backward[r] = 0;
-  }
-  for (int from = 0; from < t->att->n_ranks; from++) {
-    if (!has_seq(t, t->att, from, seq)) {
-      continue;
+  bool computes = expert < 0 || t->experts.who[expert] == owner;
+  for (int r = t->node_begin[owner]; r < t->node_end[owner]; r++) {
+    t->sent_by[r] = t->att.who[seq];
+    if (!computes) {
+      continue; /* nobody adds this pair's term to the sums */
     }
-    bool computes = expert < 0 || has_expert(t, owner, expert);
-    for (int relay = 0; relay < n; relay++) {
-      if (t->relayed ? t->node[relay] == t->node[owner] : relay == owner) {
-        follow(t, seq, relay, computes);
+    t->done_by[r] = owner;
+    t->listed_at[r] = t->sum.who[seq];
+    /* PIPE takes from each rank what the receiver holds; without it the rows are already where they are read */
+    int reader = t->path.piped ? t->next.who[seq] : t->listed_at[r];
+    t->arrives[r] += reader == t->next.who[seq];
+  }
+}
+
+/* The gradient of the sum, back along the lists of these FFN ranks. */
+static void backward(Terms *t, int64_t seq, int begin, int end)
+{
+  int reader = t->next.who[seq], at = t->path.piped ? t->sum.who[seq] : reader;
+  for (int r = begin; r < end; r++) {
+    if (t->listed_at[r] != at || t->done_by[r] < t->node_begin[r] || t->done_by[r] >= t->node_end[r]) {
+      continue; /* no COMBINE_B to this rank, or no GATHER_B from it to the expert */
+    }
+    t->returns[r] += t->sent_by[r] == t->att.who[seq];
+  }
+}
+
+static void follow(Terms *t, int64_t seq, int expert, int home)
+{
+  int owner = expert < 0 ? home : (int)moe_part_of(t->experts.n, t->n, expert);
+  int holder = expert < 0 ? home : t->experts.who[expert];
+  const int nodes[] = {owner, holder};
+  for (int i = 0; i < 2; i++) { /* what is addressed, and what should be */
+    for (int r = t->node_begin[nodes[i]]; r < t->node_end[nodes[i]]; r++) {
+      t->sent_by[r] = t->done_by[r] = t->listed_at[r] = -1;
+      t->arrives[r] = t->returns[r] = 0;
+    }
+  }
+  forward(t, seq, expert, owner);
+  for (int i = 0; i < 2; i++) {
+    int begin = t->node_begin[nodes[i]], end = t->node_end[nodes[i]];
+    if (i == 0 || begin != t->node_begin[owner]) {
+      backward(t, seq, begin, end);
+    }
+    for (int r = begin; r < end; r++) {
+      int wanted = r >= t->node_begin[holder] && r < t->node_end[holder];
+      if (t->arrives[r] != wanted || t->returns[r] != wanted) {
+        check_fail_all(t->c,
+                       "layer %d: %s %d of sequence %lld by FFN rank %d arrives %d times and its gradient returns %d "
+                       "times, not %d",
+                       t->layer, expert < 0 ? "residual of home" : "expert", expert < 0 ? home : expert, (long long)seq,
+                       r, t->arrives[r], t->returns[r], wanted);
       }
     }
   }
 }
 
-/* Every share of the node of whoever holds the expert, counted from the holder's end, must have arrived once. */
-static void expect_once(Terms *t, int64_t seq, int expert, int home)
+static void follow_all(Terms *t)
 {
-  int holder = -1, holders = 0;
-  for (int j = 0; j < t->ffn->n_ranks; j++) {
-    if (expert < 0 ? j == home : has_expert(t, j, expert)) {
-      holder = j;
-      holders++;
+  for (int expert = 0; expert < (int)t->experts.n; expert++) {
+    bool first = expert == 0 || t->experts.who[expert] != t->experts.who[expert - 1];
+    if (first || expert + 1 == (int)t->experts.n || t->experts.who[expert] != t->experts.who[expert + 1]) {
+      follow(t, 0, expert, -1); /* both ends of a rank's experts */
+    }
+    if (moe_part_of(t->experts.n, t->n, expert) != t->experts.who[expert]) {
+      check_fail_all(t->c, "layer %d: expert %d is addressed at rank %lld, but rank %d has it", t->layer, expert,
+                     (long long)moe_part_of(t->experts.n, t->n, expert), t->experts.who[expert]);
     }
   }
-  for (int relay = 0; relay < t->ffn->n_ranks; relay++) {
-    bool wanted = holder >= 0 && (t->relayed ? t->node[relay] == t->node[holder] : relay == holder);
-    if (holders != 1 || t->forward[relay] != wanted || t->backward[relay] != wanted) {
-      check_fail_all(
-          t->c,
-          "layer %d: %s %d of sequence %lld by FFN rank %d: %d holders, arrives %d times and returns %d times, "
-          "not %d",
-          t->layer, expert < 0 ? "residual of home" : "expert", expert < 0 ? home : expert, (long long)seq, relay,
-          holders, t->forward[relay], t->backward[relay], wanted);
-    }
+  for (int home = 0; home < t->n; home++) {
+    follow(t, 0, -1, home);
   }
-}
-
-static void check_layer(Terms *t)
-{
-  int experts = t->c->spec->model.moe.experts, n = t->ffn->n_ranks;
-  for (int64_t seq = 0; seq < t->c->plan->mb_seqs; seq++) {
-    for (int e = 0; e < experts; e++) {
-      send_term(t, seq, e, -1);
-      expect_once(t, seq, e, -1);
-    }
-    for (int home = 0; home < n; home++) {
-      send_term(t, seq, -1, home);
-      expect_once(t, seq, -1, home);
+  for (int64_t seq = 1; seq < t->att.n; seq++) {
+    bool same = t->att.who[seq] == t->att.who[seq - 1] && t->sum.who[seq] == t->sum.who[seq - 1] &&
+                t->next.who[seq] == t->next.who[seq - 1];
+    if (!same) {
+      follow(t, seq, 0, -1);
     }
   }
 }
 
-/* The chain that the rows of this layer run is the one followed here: FFN_FWD reads relayed rows, or it does not. */
-static void check_chain(Check *c, int layer)
+/* The FFN group begins `phase` ranks into a node. */
+static void place_nodes(Terms *t, int phase)
 {
-  for (int mb = 0; mb < c->n_mbs; mb++) {
-    int32_t row = check_find(c, MOE_OP_FFN_FWD, layer, mb);
-    const MoeOp *op = check_op(c, row);
-    bool relayed = false;
-    for (int k = 0; k < MOE_MAX_WAITS; k++) {
-      const MoeOp *wait = op->wait[k] < 0 ? NULL : check_op(c, c->base[c->group[row]] + op->wait[k]);
-      relayed |= wait && wait->kind == MOE_OP_RECV && wait->edge == MOE_EDGE_FORWARD;
+  int per = t->c->plan->ranks_per_node;
+  for (int r = 0; r < t->n; r++) {
+    bool same = t->path.relayed && r > 0 && (phase + r) / per == (phase + r - 1) / per;
+    t->node_begin[r] = same ? t->node_begin[r - 1] : r;
+  }
+  for (int r = t->n - 1; r >= 0; r--) {
+    bool same = r + 1 < t->n && t->node_begin[r + 1] == t->node_begin[r];
+    t->node_end[r] = same ? t->node_end[r + 1] : r + 1;
+  }
+}
+
+/* A path in replicas whose FFN group begins `phase` ranks into a node, with so many sequences. */
+static void check_path(Check *c, const Path *path, int layer, int phase, int64_t seqs)
+{
+  const Plan *plan = c->plan;
+  Terms t = {.c = c, .arena = arena_new(), .layer = layer, .path = *path};
+  bool ok = map_parts(&t, &t.att, seqs, plan->groups[path->att].n_ranks, "sequence") &&
+            map_parts(&t, &t.sum, seqs, plan->groups[path->sum].n_ranks, "sequence") &&
+            map_parts(&t, &t.next, seqs, plan->groups[path->next].n_ranks, "sequence");
+  if (ok && path->ffn >= 0) { /* a dense layer has nothing but its PIPE, whose ends are the maps just made */
+    t.n = plan->groups[path->ffn].n_ranks;
+    ok = map_parts(&t, &t.experts, c->spec->model.moe.experts, t.n, "expert");
+    int32_t **lists[] = {&t.node_begin, &t.node_end, &t.sent_by, &t.done_by, &t.listed_at, &t.arrives, &t.returns};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+      *lists[i] = arena_new_array(t.arena, int32_t, (size_t)t.n);
     }
-    if (relayed != c->relayed[layer]) {
-      check_fail(c, row, "reads %s rows", relayed ? "relayed" : "dispatched");
+    place_nodes(&t, phase);
+    if (ok && seqs > 0) {
+      follow_all(&t);
+    }
+  }
+  arena_free(t.arena);
+}
+
+/* Everything a path depends on beyond its groups: where its replicas lie in their nodes, and how many sequences a
+   micro-batch has, in full and at the end of the step. */
+static void check_path_everywhere(Check *c, const Path *path, int layer)
+{
+  const Plan *plan = c->plan;
+  int64_t per_node = path->relayed ? plan->ranks_per_node : 1;
+  int first = path->ffn < 0 ? 0 : plan->groups[path->ffn].first_rank;
+  int64_t global = plan->shape->global_batch;
+  bool *done = arena_new_array(c->arena, bool, (size_t)per_node *(size_t)(plan->mb_seqs + 1));
+  for (int q = 0; q < plan->replicas && c->reported == 0; q++) {
+    int64_t phase = ((int64_t)q * plan->replica_ranks + first) % per_node;
+    int64_t mine = moe_part_size(global, plan->replicas, q), last = mine % plan->mb_seqs;
+    const int64_t seqs[] = {mine < plan->mb_seqs ? mine : plan->mb_seqs, last};
+    for (int i = 0; i < 2; i++) {
+      bool *known = &done[phase * (plan->mb_seqs + 1) + seqs[i]];
+      if (seqs[i] > 0 && !*known) {
+        check_path(c, path, layer, (int)phase, seqs[i]);
+        *known = true;
+      }
     }
   }
 }
 
 bool check_terms(Check *c)
 {
-  const Plan *plan = c->plan;
+  enum { MAX_PATHS = 1024 };
+  Path *paths = arena_new_array(c->arena, Path, MAX_PATHS);
+  int n = 0;
+  check_chunks(c);
+  check_batch(c);
   for (int layer = 0; layer < c->n_layers; layer++) {
-    bool seen = false;
-    check_chain(c, layer);
-    for (int other = 0; other < layer && !seen; other++) {
-      seen = plan->att_group[other] == plan->att_group[layer] && plan->ffn_group[other] == plan->ffn_group[layer] &&
-             plan->att_group[other + 1] == plan->att_group[layer + 1];
-    }
-    for (int q = 0; q < plan->replicas && !seen; q++) {
-      Terms t = {.c = c, .layer = layer, .relayed = c->relayed[layer]};
-      t.att = &plan->groups[plan->att_group[layer]];
-      t.ffn = &plan->groups[plan->ffn_group[layer]];
-      t.next = &plan->groups[plan->att_group[layer + 1]];
-      size_t n = (size_t)t.ffn->n_ranks;
-      t.node = arena_new_array(c->arena, int, n);
-      t.forward = arena_new_array(c->arena, int, n);
-      t.backward = arena_new_array(c->arena, int, n);
-      for (int j = 0; j < t.ffn->n_ranks; j++) {
-        t.node[j] = (q * plan->replica_ranks + t.ffn->first_rank + j) / plan->ranks_per_node;
+    for (int mb = 0; mb < c->n_mbs && c->reported == 0; mb++) {
+      for (int chunk = 0; chunk < c->n_chunks; chunk++) {
+        Path path = path_of(c, layer, mb, chunk);
+        int i = n - 1;
+        while (i >= 0 && !same_path(&paths[i], &path)) {
+          i--;
+        }
+        if (i < 0 && c->reported == 0) {
+          check_path_everywhere(c, &path, layer);
+          paths[n % MAX_PATHS] = path;
+          n += n < MAX_PATHS;
+        }
       }
-      check_layer(&t);
     }
   }
   return c->reported == 0;

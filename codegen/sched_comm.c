@@ -77,47 +77,55 @@ MoeOp sched_op(MoeOpKind kind, int layer, int mb)
 static void add_task(const SchedNet *net, const SchedTimes *times, SchedRecs *recs, int32_t id)
 {
   SchedTask task = sched_task(net, id);
-  int layer = sched_layer(net, id);
-  SchedRec rec = {.group = sched_group(net, task, layer), .seq = times->seq[id], .start = times->start[id]};
+  int layer = sched_layer(net, id), way = sched_way(net, sched_mb(net, id));
+  SchedRec rec = {.group = sched_group(net, task, layer, way), .seq = times->seq[id], .start = times->start[id]};
   rec.end = times->end[id];
   rec.op = sched_op(sched_kind(task), layer, sched_mb(net, id));
+  rec.op.chunk = (int16_t)sched_chunk(net, id);
   if (task < TASK_DISPATCH) {
     rec.op.edge = (uint8_t)sched_edge(task);
     recs->by_task[id] = sched_add(recs, rec);
     return;
   }
   rec.op.edge = (uint8_t)sched_edge(task);
-  rec.op.peer = (int16_t)sched_dst(net, task, layer);
+  rec.op.peer = (int16_t)sched_dst(net, task, layer, way);
   rec.end = times->sent[id];
   recs->by_task[id] = sched_add(recs, rec);
   rec.op.kind = MOE_OP_RECV;
   rec.op.stream = MOE_STREAM_RECV;
   rec.op.peer = (int16_t)rec.group;
-  rec.group = sched_dst(net, task, layer);
+  rec.group = sched_dst(net, task, layer, way);
   rec.chain = 1;
   rec.end = times->end[id];
   recs->recv_of[id] = sched_add(recs, rec);
 }
 
-/* The walk of sched_next() read backwards: a task reads the message, or waits for the op, that comes before it.
-   A relay's dispatch is read twice, by RELAY and then by SEND FORWARD, which gives it back. */
+/* A task reads the messages, and a task beside the compute waits for the op, that come before it; compute ops follow
+   compute ops in table order. A relay's dispatch is read twice, by RELAY and then by SEND FORWARD, which gives it back.
+   A held message waits for the weight gradient, too. */
 static void link_tasks(const SchedNet *net, SchedRecs *recs, int32_t id)
 {
-  int32_t next = sched_next(net, id);
-  if (next < 0) {
-    return;
+  int32_t next[SCHED_MAX_NEXT];
+  int n = sched_nexts(net, id, next);
+  SchedTask task = sched_task(net, id);
+  for (int i = 0; i < n; i++) {
+    SchedTask then = sched_task(net, next[i]);
+    int32_t me = recs->by_task[next[i]];
+    if (task >= TASK_DISPATCH && then == TASK_RELAY) {
+      sched_wait(recs, me, recs->recv_of[id]);
+    } else if (task >= TASK_DISPATCH) {
+      sched_release(recs, me, recs->recv_of[id]);
+    } else if (then >= TASK_N_COMPUTE) {
+      sched_wait(recs, me, recs->by_task[id]);
+    }
+    if (task == TASK_RELAY) {
+      sched_release(
+          recs, me,
+          recs->recv_of[sched_id(net, TASK_DISPATCH, sched_layer(net, id), sched_mb(net, id), sched_chunk(net, id))]);
+    }
   }
-  SchedTask task = sched_task(net, id), then = sched_task(net, next);
-  int32_t me = recs->by_task[next];
-  if (task >= TASK_DISPATCH && then == TASK_RELAY) {
-    sched_wait(recs, me, recs->recv_of[id]);
-  } else if (task >= TASK_DISPATCH) {
-    sched_release(recs, me, recs->recv_of[id]);
-  } else if (then >= TASK_N_COMPUTE) {
-    sched_wait(recs, me, recs->by_task[id]);
-  }
-  if (task == TASK_RELAY) {
-    sched_release(recs, me, recs->recv_of[sched_id(net, TASK_DISPATCH, sched_layer(net, id), sched_mb(net, id))]);
+  if (task >= TASK_DISPATCH && net->marks && (net->marks[id] & MARK_HELD) && sched_holder(net, id) >= 0) {
+    sched_wait(recs, recs->by_task[id], recs->by_task[sched_holder(net, id)]);
   }
 }
 
@@ -131,8 +139,8 @@ void sched_comm(Arena *arena, const SchedNet *net, const SchedTimes *times, Sche
   for (size_t id = 0; id < ids; id++) {
     recs->cap += times->start[id] < 0 ? 0 : sched_task(net, (int32_t)id) >= TASK_DISPATCH ? 2 : 1;
   }
-  /* and the end of the step: of each bucket two exchanges and three ops in up to two groups; scalars */
-  recs->cap += (3 * net->n_layers + 2) * 2 * 7 + 5 * net->n_groups;
+  /* and the end of the step: of each bucket two exchanges and three ops in its groups, two per way; scalars */
+  recs->cap += (3 * net->n_layers + 2) * 2 * net->ways * 7 + 5 * net->n_groups;
   recs->recs = arena_new_array(arena, SchedRec, (size_t)recs->cap);
   recs->n_seq = times->n_seq;
   for (size_t id = 0; id < ids; id++) {
@@ -194,6 +202,7 @@ void sched_rows(Arena *arena, SchedRecs *recs, Schedule *sched)
       group->start_ns[i] = rec->start;
       group->end_ns[i] = rec->end;
       sched->step_ns = rec->end > sched->step_ns ? rec->end : sched->step_ns;
+      sched->pipe_ns = rec->op.mb >= 0 && rec->end > sched->pipe_ns ? rec->end : sched->pipe_ns;
     }
     at += group->n_ops;
   }

@@ -1,17 +1,21 @@
-/* What the scheduling passes share. A task is one thing that happens for one (layer, micro-batch): a compute op, a
-   helper op of the progress thread, or a message hop (a SEND row and its RECV row). Every task has exactly one
-   predecessor, so the dataflow is a walk: compute_order -> timeline -> rows -> slots. */
+/* What the scheduling passes share. A task is one thing that happens for one (layer, micro-batch, chunk): a compute op,
+   a helper op of the progress thread, or a message hop (a SEND row and its RECV row). Tasks of attention and PIPE have
+   chunk 0 alone; FFN tasks and their messages exist once per chunk. The dataflow is a graph of tasks, sched_nexts();
+   passes: compute_order -> timeline -> rows -> slots. */
 #ifndef CODEGEN_SCHED_INT_H
 #define CODEGEN_SCHED_INT_H
 
 #include "codegen/cost.h"
 #include "codegen/sched.h"
 
+/* Order matters: compute tasks, helpers, hops; weight gradients stand together; forward hops before gradients. */
 typedef enum SchedTask {
   TASK_EMBED_FWD,
-  TASK_ATT_FWD,
+  TASK_ATT_FWD, /* of a dense layer: the whole layer */
   TASK_FFN_FWD,
-  TASK_HEAD, /* its layer is the number of layers */
+  TASK_JOIN_FWD, /* layer: the one whose COMBINE it sums */
+  TASK_HEAD,     /* its layer is the number of layers */
+  TASK_JOIN_DGRAD,
   TASK_FFN_DGRAD,
   TASK_ATT_DGRAD,
   TASK_FFN_WGRAD,
@@ -25,6 +29,8 @@ typedef enum SchedTask {
   TASK_FORWARD,
   TASK_GATHER,
   TASK_COMBINE,
+  TASK_PIPE,
+  TASK_PIPE_B,
   TASK_COMBINE_B,
   TASK_GATHER_B,
   TASK_FORWARD_B,
@@ -32,16 +38,29 @@ typedef enum SchedTask {
   TASK_COUNT
 } SchedTask;
 
-/* The plan as the passes want it: who runs what, and how long it takes. */
+enum { SCHED_MAX_CHUNKS = 4 };                  /* a compute op waits for that many messages and as many slots */
+enum { SCHED_MAX_NEXT = SCHED_MAX_CHUNKS + 2 }; /* successors of a task */
+
+/* Marks of tasks that a given order may set. */
+enum {
+  MARK_HELD = 1, /* on a message: it leaves only after the weight gradient of the op that made it, see sched_holder() */
+  MARK_MERGED = 2 /* on a compute task: it runs while messages of the same group are moved by the GPU itself */
+};
+
+/* The plan as the passes want it: who runs what, and how long it takes. Tables by sched_at(net, way, layer). */
 typedef struct SchedNet {
   const Spec *spec;
   const Plan *plan;
   int n_layers;
   int n_mbs;
   int n_groups;
-  bool *relayed;                      /* [n_layers] */
-  int64_t *op_ns[TASK_N_COMPUTE + 3]; /* [n_layers + 1] of compute and helper tasks */
-  MsgCost *msg[TASK_COUNT];           /* [n_layers] of hops */
+  int ways, chunks;
+  bool *relayed;
+  bool *piped;                   /* the layer's output goes on by PIPE */
+  int64_t *op_ns[TASK_DISPATCH]; /* of compute and helper tasks; chunks are alike */
+  MsgCost *msg[TASK_COUNT];      /* of hops */
+  double merged;                 /* factor on the time of a MARK_MERGED task */
+  const uint8_t *marks;          /* [task ids] or NULL */
 } SchedNet;
 
 /* How the list scheduler chooses, and how much room it has. */
@@ -52,6 +71,9 @@ typedef struct SchedPolicy {
   SchedTurn turn;
   bool oldest_sends; /* of two messages the older micro-batch's goes first, else the one that is ready first */
   int wgrads;        /* weight gradients that may wait on a group before they go ahead of forwards */
+  int backlog;       /* messages waiting on a link from which on weight gradients go before what would add to them */
+  bool balance;
+  int reserve;
   int cap;           /* micro-batches in flight */
   int work_slots;    /* per group and side, and per message channel, unless more are needed to get on */
   int chan_slots;
@@ -61,7 +83,6 @@ typedef struct SchedPolicy {
 typedef struct SchedOrder {
   int32_t *ids;
   int n;
-  SchedPolicy policy; /* of the first group's: what made them, whose limits the timeline keeps */
 } SchedOrder;
 
 /* Modelled times by task id; -1 where a task does not exist. `seq` counts starts over all groups: two rows with the
@@ -94,49 +115,92 @@ typedef struct SchedRecs {
   int32_t n_seq;
 } SchedRecs;
 
+/* Task ids: every (task, layer, micro-batch, chunk) has one, whether or not the task exists. */
 static inline int32_t sched_ids(const SchedNet *net)
 {
-  return TASK_COUNT * (net->n_layers + 1) * net->n_mbs;
+  return TASK_COUNT * (net->n_layers + 1) * net->n_mbs * net->chunks;
 }
 
-static inline int32_t sched_id(const SchedNet *net, SchedTask task, int layer, int mb)
+static inline int32_t sched_id(const SchedNet *net, SchedTask task, int layer, int mb, int chunk)
 {
-  return ((int32_t)task * (net->n_layers + 1) + layer) * net->n_mbs + mb;
+  return (((int32_t)task * (net->n_layers + 1) + layer) * net->n_mbs + mb) * net->chunks + chunk;
 }
 
 static inline SchedTask sched_task(const SchedNet *net, int32_t id)
 {
-  return (SchedTask)(id / ((net->n_layers + 1) * net->n_mbs));
+  return (SchedTask)(id / ((net->n_layers + 1) * net->n_mbs * net->chunks));
 }
 
 static inline int sched_layer(const SchedNet *net, int32_t id)
 {
-  return id / net->n_mbs % (net->n_layers + 1);
+  return id / (net->n_mbs * net->chunks) % (net->n_layers + 1);
 }
 
 static inline int sched_mb(const SchedNet *net, int32_t id)
 {
-  return id % net->n_mbs;
+  return id / net->chunks % net->n_mbs;
 }
 
+static inline int sched_chunk(const SchedNet *net, int32_t id)
+{
+  return id % net->chunks;
+}
+
+static inline int sched_way(const SchedNet *net, int mb)
+{
+  return moe_way(net->ways, net->n_mbs, mb);
+}
+
+static inline int sched_at(const SchedNet *net, int way, int layer)
+{
+  return way * (net->n_layers + 1) + layer;
+}
+
+/* Everything of the plan that passes ask about. */
+SchedNet sched_net(Arena *, const Spec *, const Plan *);
+
 /* Group that runs a compute or helper task, and the sending group of a hop; receiving group of a hop. */
-int sched_group(const SchedNet *, SchedTask, int layer);
-int sched_dst(const SchedNet *, SchedTask, int layer);
-/* The task that can begin when this one is done, besides weight gradients; -1 at the end of the walk. */
-int32_t sched_next(const SchedNet *, int32_t id);
-/* The weight gradient that becomes possible, or -1. */
-int32_t sched_wgrad(const SchedNet *, int32_t id);
+int sched_group(const SchedNet *, SchedTask, int layer, int way);
+int sched_dst(const SchedNet *, SchedTask, int layer, int way);
+int sched_group_of(const SchedNet *, int32_t id);
+/* Is there such a task for micro-batches of this way? Chunks: that many, 1 of tasks without. */
+bool sched_task_exists(const SchedNet *, SchedTask, int layer, int way);
+int sched_chunks(const SchedNet *, SchedTask);
+/* Tasks that read what this one makes, weight gradients included; returns how many. In a fixed order. */
+int sched_nexts(const SchedNet *, int32_t id, int32_t next[SCHED_MAX_NEXT]);
+/* How many tasks must be done before this one can begin: those that have it among their nexts, and one more for a held
+   message. */
+int sched_n_before(const SchedNet *, int32_t id);
+/* Hops whose messages this task gives back when it is done: those it reads. Of a relay's dispatch that is FORWARD,
+   which packs from it. Returns how many. */
+int sched_frees(const SchedNet *, int32_t id, int32_t hops[SCHED_MAX_CHUNKS]);
+/* The weight gradient for which a message waits when it is held: that of the input gradient it carries; or -1. The
+   message that a weight gradient would hold (FORWARD_B or DISPATCH_B, COMBINE_B or PIPE_B; first chunk), or -1. */
+int32_t sched_holder(const SchedNet *, int32_t message);
+int32_t sched_held(const SchedNet *, int32_t wgrad);
+
+/* Modelled time of a compute or helper task; cost of a hop. */
+int64_t sched_op_ns(const SchedNet *, int32_t id);
+const MsgCost *sched_msg(const SchedNet *, int32_t id);
+
 MoeOpKind sched_kind(SchedTask);
 MoeEdge sched_edge(SchedTask);
-bool sched_task_exists(const SchedNet *, SchedTask, int layer);
 
-/* True if some node holds two ranks of the layer's FFN group and the plan sends each token once per node. */
-bool sched_relayed(const Plan *, int layer);
+/* Orders of the colocated systems: fills the compute tasks of every group's order, complete and in the order in which
+   they run, and the marks. `orders` is [groups], its ids have room for all compute tasks of the group and n is 0;
+   `marks` is [task ids], zeroed. False after an error. */
+bool sched_stage_orders(Arena *, Diag *, const SchedNet *, SchedOrder *orders, uint8_t *marks);
 
-/* Event simulation by the policy's rule, which fills the orders `made`, or along `given` orders. Of the other, NULL.
-   The policy's limits (cap, slots) hold either way. */
-void sched_simulate(Arena *, const SchedNet *, const SchedPolicy *, SchedOrder *made, const SchedOrder *given,
-                    SchedTimes *);
+/* Empty orders with room for every compute task of their groups. */
+SchedOrder *sched_orders_new(Arena *, const SchedNet *);
+
+SchedTimes sched_times_new(Arena *, const SchedNet *);
+
+/* Event simulation along `given` orders or, without, by the policy's rule. The policy's limits (cap, slots) hold either
+   way. Fills `times`, which may have been used before; `arena` is for what it needs meanwhile. False, and times without
+   meaning, if it takes longer than `most`: a search may stop there. Dies of an order that cannot end. */
+bool sched_simulate(Arena *, const SchedNet *, const SchedPolicy *, const SchedOrder *given, int64_t most,
+                    SchedTimes *times);
 
 /* Shared passes, in this order: rows with their waits; slots of pools and channels; the end of the step; tables. */
 void sched_comm(Arena *, const SchedNet *, const SchedTimes *, SchedRecs *);

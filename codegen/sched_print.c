@@ -43,9 +43,9 @@ void sched_print(const Spec *spec, const Plan *plan, const Schedule *sched, FILE
       ops++;
     }
   }
-  fprintf(out, "%s, shape %s: %d micro-batches, %d in flight, %d ops (%d message rows), step %.3f ms\n", plan->system,
-          plan->shape ? plan->shape->name : "?", plan->micro_batches, sched->in_flight, ops, 2 * messages,
-          (double)sched->step_ns * 1e-6);
+  fprintf(out, "%s, shape %s: %d micro-batches, %d in flight, %d ops (%d message rows), step %.3f ms\n",
+          plan_system_name(plan->system), plan->shape ? plan->shape->name : "?", plan->micro_batches, sched->in_flight,
+          ops, 2 * messages, (double)sched->step_ns * 1e-6);
   (void)spec;
   for (int g = 0; g < sched->n_groups; g++) {
     const SchedGroup *group = &sched->groups[g];
@@ -136,7 +136,7 @@ void sched_print_json(const Spec *spec, const Plan *plan, const Schedule *sched,
 {
   json_t *groups = groups_json(spec, plan);
   fprintf(out, "{\"version\": 1, \"shape\": \"%s\", \"system\": \"%s\", \"step_ns\": %" PRId64 ", \"in_flight\": %d,\n",
-          plan->shape ? plan->shape->name : "", plan->system, sched->step_ns, sched->in_flight);
+          plan->shape ? plan->shape->name : "", plan_system_name(plan->system), sched->step_ns, sched->in_flight);
   fprintf(out, "\"groups\": ");
   json_dumpf(groups, out, 0);
   json_decref(groups);

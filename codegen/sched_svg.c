@@ -1,82 +1,109 @@
-/* The schedule as a picture: per group one lane each for compute, sending and receiving, time from left to right. */
+/* The schedule as a picture: per group one lane each for compute, sending and receiving, time from left to right. A
+   large step's neighbours of one class are drawn as one, so that the file stays small. */
+#include <math.h>
+#include <string.h>
+
+#include "codegen/human.h"
 #include "codegen/sched.h"
+#include "codegen/timeline.h"
 
-enum { WIDTH = 1600, LEFT = 60, LANE = 16, GAP = 10, TOP = 40 };
+enum { WIDTH = 1600, LEFT = 64, RIGHT = 16, COMPUTE = 16, MESSAGE = 8, GAP = 10, TOP = 80, BOTTOM = 8, RECTS = 40000 };
+enum { BLOCK = COMPUTE + 2 * MESSAGE + 2 + GAP };
 
-static const char *colour(const MoeOp *op)
+static double x_of(const Timeline *t, int64_t ns)
 {
-  switch ((MoeOpKind)op->kind) {
-  case MOE_OP_SEND:
-  case MOE_OP_RECV:
-    return op->bucket != MOE_BUCKET_NONE ? "#c9c2b8" : "#e0a96d";
-  case MOE_OP_ATT_FWD:
-  case MOE_OP_FFN_FWD:
-  case MOE_OP_EMBED_FWD:
-  case MOE_OP_JOIN_FWD:
-    return "#5b8def";
-  case MOE_OP_ATT_DGRAD:
-  case MOE_OP_FFN_DGRAD:
-  case MOE_OP_JOIN_DGRAD:
-    return "#3fa66b";
-  case MOE_OP_ATT_WGRAD:
-  case MOE_OP_FFN_WGRAD:
-  case MOE_OP_EMBED_WGRAD:
-    return "#a3d5b1";
-  case MOE_OP_HEAD:
-    return "#8a63d2";
-  default:
-    return "#9aa0a6";
+  return LEFT + (double)ns * (WIDTH - LEFT - RIGHT) / (double)(t->step_ns > 0 ? t->step_ns : 1);
+}
+
+static void print_escaped(FILE *out, const char *text)
+{
+  for (; *text; text++) {
+    if (*text == '<' || *text == '>' || *text == '&') {
+      fprintf(out, "&#%d;", *text);
+    } else {
+      fputc(*text, out);
+    }
   }
 }
 
-static int lane(const MoeOp *op)
+static void draw_legend(FILE *out)
 {
-  return op->stream == MOE_STREAM_SEND ? 1 : op->stream == MOE_STREAM_RECV ? 2 : 0;
+  double x = LEFT;
+  for (int i = 0; i < DRAW_COUNT; i++) {
+    const char *name = draw_name((DrawClass)i);
+    fprintf(out,
+            "<rect x=\"%.0f\" y=\"32\" width=\"11\" height=\"11\" rx=\"2\" fill=\"%s\"/><text x=\"%.0f\" "
+            "y=\"42\">%s</text>\n",
+            x, draw_colour((DrawClass)i), x + 16, name);
+    x += 40 + 6.2 * (double)strlen(name);
+  }
 }
 
-static void draw_op(const Schedule *sched, const SchedGroup *group, int i, int top, FILE *out)
+/* Time in steps of 1, 2 or 5 times a power of ten, ten or so of them. */
+static void draw_axis(const Timeline *t, int height, FILE *out)
 {
-  const MoeOp *op = &group->ops[i];
-  double scale = (double)(WIDTH - LEFT - 10) / (double)(sched->step_ns > 0 ? sched->step_ns : 1);
-  double x = LEFT + (double)group->start_ns[i] * scale;
-  double width = (double)(group->end_ns[i] - group->start_ns[i]) * scale;
-  char title[80];
-  moe_op_title(op, title, sizeof title);
-  fprintf(out,
-          "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s, %.1f us at %.1f "
-          "us</title></rect>\n",
-          x, top + lane(op) * LANE, width > 0.3 ? width : 0.3, LANE - 2, colour(op), title,
-          (double)(group->end_ns[i] - group->start_ns[i]) * 1e-3, (double)group->start_ns[i] * 1e-3);
+  double rough = (double)t->step_ns / 10, power = pow(10, floor(log10(rough > 1 ? rough : 1)));
+  double tick = power * (rough / power > 5 ? 10 : rough / power > 2 ? 5 : rough / power > 1 ? 2 : 1);
+  char text[HUMAN_MAX];
+  for (double at = 0; at <= (double)t->step_ns; at += tick) {
+    double x = x_of(t, (int64_t)at);
+    fprintf(out, "<path d=\"M%.2f %d V%d\" stroke=\"#e3e6ea\"/>", x, TOP - 12, height - BOTTOM);
+    fprintf(out, "<text x=\"%.2f\" y=\"%d\" fill=\"#69727d\">%s</text>\n", x + 3, TOP - 16, human_time(text, at));
+  }
+}
+
+static void draw_rect(const Timeline *t, const DrawRect *r, int lane, int top, FILE *out)
+{
+  static const int tops[LANES] = {0, COMPUTE + 1, COMPUTE + MESSAGE + 2};
+  double x = x_of(t, r->begin), w = x_of(t, r->end) - x;
+  char at[HUMAN_MAX], ns[HUMAN_MAX];
+  const char *name = draw_name((DrawClass)r->kind);
+  fprintf(out, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>", x, top + tops[lane],
+          w > 0.3 ? w : 0.3, lane == LANE_COMPUTE ? COMPUTE : MESSAGE, draw_colour((DrawClass)r->kind));
+  if (r->n > 1) {
+    fprintf(out, "%d ops, mostly %s", r->n, name);
+  } else if (r->mb >= 0) {
+    fprintf(out, "%s, layer %d, micro-batch %d", name, r->layer, r->mb);
+  } else {
+    fputs(name, out);
+  }
+  fprintf(out, ": %s at %s</title></rect>\n", human_time(ns, (double)(r->end - r->begin)),
+          human_time(at, (double)r->begin));
 }
 
 void sched_print_svg(const Spec *spec, const Plan *plan, const Schedule *sched, FILE *out)
 {
-  int block = 3 * LANE + GAP;
+  Arena *arena = arena_new();
+  Timeline t;
+  char text[HUMAN_MAX];
+  timeline_of(arena, plan, sched, RECTS, &t);
+  int height = TOP + t.n_groups * BLOCK
+  +BOTTOM;
   fprintf(out,
-          "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
-          "font-size=\"11\">\n"
-          "<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n<text x=\"%d\" y=\"16\">%s, %s, shape %s: step "
-          "%.3f ms as "
-          "modelled. Lanes of a group: compute, send, receive.</text>\n",
-          WIDTH, TOP + plan->n_groups * block, LEFT, spec->model.name, plan->system, plan->shape->name,
-          (double)sched->step_ns * 1e-6);
-  static const char *const legend[][2] = {
-      {"#5b8def", "forward"},         {"#8a63d2", "head"}, {"#3fa66b", "input gradient"},
-      {"#a3d5b1", "weight gradient"}, {"#e0a96d", "M2N"},  {"#c9c2b8", "gradients, weights"}};
-  for (int i = 0; i < 6; i++) {
-    fprintf(out, "<rect x=\"%d\" y=\"22\" width=\"10\" height=\"10\" fill=\"%s\"/><text x=\"%d\" y=\"31\">%s</text>\n",
-            LEFT + i * 130, legend[i][0], LEFT + 14 + i * 130, legend[i][1]);
+          "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
+          "font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#1b2026\">\n"
+          "<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n<text x=\"%d\" y=\"20\"><tspan "
+          "font-weight=\"bold\">",
+          WIDTH, height, WIDTH, height, LEFT);
+  print_escaped(out, spec->model.name);
+  fprintf(out, "</tspan>, %s, shape ", plan_system_name(plan->system));
+  print_escaped(out, plan->shape->name);
+  fprintf(out, ": a step of %s as modelled. Lanes of a group: compute, sending, receiving.</text>\n",
+          human_time(text, (double)t.step_ns));
+  draw_legend(out);
+  for (int g = 0; g < t.n_groups; g++) {
+    int top = TOP + g * BLOCK;
+    fprintf(out,
+            "<text x=\"8\" y=\"%d\">%s</text><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" "
+            "fill=\"#f3f4f6\"/>\n",
+            top + COMPUTE - 3, t.names[g], LEFT, top, WIDTH - LEFT - RIGHT, BLOCK - GAP);
   }
-  for (int g = 0; g < sched->n_groups; g++) {
-    int top = TOP + g * block;
-    const char *side = plan->groups[g].role == PLAN_A ? "A" : plan->groups[g].role == PLAN_F ? "F" : "AF";
-    fprintf(
-        out,
-        "<text x=\"8\" y=\"%d\">%s%d</text>\n<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#f4f4f4\"/>\n",
-        top + LANE - 4, side, plan->groups[g].index, LEFT, top, WIDTH - LEFT - 10, 3 * LANE);
-    for (int i = 0; i < sched->groups[g].n_ops; i++) {
-      draw_op(sched, &sched->groups[g], i, top, out);
+  draw_axis(&t, height, out);
+  for (int i = 0; i < t.n_groups * LANES; i++) {
+    for (int k = 0; k < t.lanes[i].n; k++) {
+      draw_rect(&t, &t.lanes[i].rects[k], i % LANES, TOP + i / LANES * BLOCK, out);
     }
   }
   fprintf(out, "</svg>\n");
+  arena_free(arena);
 }

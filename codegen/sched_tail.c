@@ -3,10 +3,13 @@
    Buckets go in one order for all groups: HEAD; layers descending, EXPERTS, GAIN, ATT of each; EMBED. A message
    exchange of a bucket is one event at all its holders, with one start and one seq, so pairs of ranks that share
    several buckets agree about their order. Gradients leave as soon as the last op that adds to them is done in every
-   holder; they are added after the group's last micro-batch, in bucket order, and the channel's slots bound how far the
-   messages may run ahead. Slots: buckets of layers whose holders are one group take turns in two slots. GAIN buckets
-   tie pairs of groups that share different layers, so each layer has its own slot there (it is small), used once per
-   step. */
+   holder and the exchange before is over in their groups; they are added after the group's last micro-batch, in bucket
+   order, and the channel's slots bound how far the messages may run ahead. Slots: where the sets of groups that hold a
+   layer's bucket are the same or have nothing in common, the buckets of a set take turns in two slots. GAIN buckets tie
+   pairs of groups that share different layers, so each layer has its own slot there (it is small), used once per step.
+ */
+#include <stdlib.h>
+
 #include "codegen/cost_terms.h"
 #include "codegen/sched_int.h"
 
@@ -21,18 +24,19 @@ typedef struct Tail {
   int root;
   int32_t *pending;    /* [groups] RECV SHARE whose weights are not yet in, or -1 */
   int *pending_bucket; /* [groups] and the number of its bucket */
-  int64_t *slot_free;  /* [groups][buckets kinds][2] */
-  int32_t *turn;       /* [groups][bucket kinds] exchanges so far */
-  int64_t latest;      /* start of the latest exchange */
+  int64_t *slot_free;  /* [groups][buckets kinds][2] of the set whose first group it is */
+  int32_t *turn;       /* [groups][bucket kinds] exchanges so far of that set */
+  int64_t *port_free;  /* [groups] end of the latest exchange */
+  bool turns[MOE_BUCKET_COUNT];
 } Tail;
 
 /* One bucket and the groups that hold it. */
 typedef struct Held {
   MoeBucketKind kind;
   int layer;
-  int groups[2];
-  int n_groups;
-  int holders; /* ranks, over all replicas */
+  int groups[MOE_BUCKET_GROUPS]; /* ascending */
+  int n_groups;                  /* 0: there is no such bucket */
+  int holders;                   /* ranks, over all replicas */
 } Held;
 
 static int bucket_at(const SchedNet *net, int i, MoeBucketKind *kind)
@@ -43,20 +47,21 @@ static int bucket_at(const SchedNet *net, int i, MoeBucketKind *kind)
   return i == 0 || i == last ? 0 : net->n_layers - 1 - (i - 1) / 3;
 }
 
+static int ascending(const void *a, const void *b)
+{
+  return *(const int *)a - *(const int *)b;
+}
+
 static Held held_at(const SchedNet *net, int i)
 {
-  const Plan *plan = net->plan;
   Held held = {0};
   held.layer = bucket_at(net, i, &held.kind);
-  int att = plan->att_group[held.layer], ffn = plan->ffn_group[held.layer], head = plan->att_group[net->n_layers];
-  int second = held.kind == MOE_BUCKET_GAIN ? ffn : held.kind == MOE_BUCKET_EMBED && net->spec->model.tied ? head : -1;
-  held.groups[0] = held.kind == MOE_BUCKET_HEAD ? head : held.kind == MOE_BUCKET_EXPERTS ? ffn : att;
-  held.groups[1] = second;
-  held.n_groups = second >= 0 && second != held.groups[0] ? 2 : 1;
-  for (int k = 0; k < held.n_groups; k++) {
-    held.holders += held.kind == MOE_BUCKET_EXPERTS ? 1 : plan->groups[held.groups[k]].n_ranks;
+  if (held.kind == MOE_BUCKET_EXPERTS && spec_layer_is_dense(net->spec, held.layer)) {
+    return held;
   }
-  held.holders *= plan->replicas;
+  held.n_groups = cost_bucket_groups(net->spec, net->plan, held.kind, held.layer, held.groups);
+  held.holders = cost_bucket_holders(net->spec, net->plan, held.kind, held.layer);
+  qsort(held.groups, (size_t)held.n_groups, sizeof *held.groups, ascending);
   return held;
 }
 
@@ -88,10 +93,13 @@ static int32_t last_adder(const Tail *tail, const Held *held, int group)
   for (size_t i = 0; i < sizeof adders / sizeof *adders; i++) {
     SchedTask task = adders[i].task;
     int layer = task == TASK_HEAD ? net->n_layers : held->layer;
-    bool adds = adders[i].kind == held->kind && sched_group(net, task, layer) == group &&
-                (held->kind != MOE_BUCKET_EMBED || task != TASK_HEAD || net->spec->model.tied);
-    for (int mb = 0; adds && mb < net->n_mbs; mb++) {
-      last = later(tail, last, tail->recs->by_task[sched_id(net, task, layer, mb)]);
+    bool adds =
+        adders[i].kind == held->kind && (held->kind != MOE_BUCKET_EMBED || task != TASK_HEAD || net->spec->model.tied);
+    for (int k = 0; adds && k < net->n_mbs * sched_chunks(net, task); k++) {
+      int mb = k / sched_chunks(net, task), way = sched_way(net, mb);
+      if (sched_task_exists(net, task, layer, way) && sched_group(net, task, layer, way) == group) {
+        last = later(tail, last, tail->recs->by_task[sched_id(net, task, layer, mb, k % sched_chunks(net, task))]);
+      }
     }
   }
   return last;
@@ -125,31 +133,21 @@ static int32_t add_message(Tail *tail, MoeOpKind kind, MoeEdge edge, const Held 
 
 enum { TURNS = 2 };
 
-static bool takes_turns(const Held *held)
+/* Are the sets of groups that hold a layer's bucket of this kind equal or disjoint? */
+static bool sets_are_apart(Arena *arena, const SchedNet *net, MoeBucketKind kind)
 {
-  return held->kind == MOE_BUCKET_ATT || held->kind == MOE_BUCKET_EXPERTS;
-}
-
-/* SEND and RECV of a bucket at all holders; `ready` and `after` by holder group. Fills the RECV records. */
-static void exchange(Tail *tail, MoeEdge edge, const Held *held, const int32_t *after, int64_t ready, int32_t *recvs)
-{
-  int kind = held->groups[0] * MOE_BUCKET_COUNT + (int)held->kind;
-  bool turns = takes_turns(held);
-  int slot = turns ? tail->turn[kind] % TURNS : held->kind == MOE_BUCKET_GAIN ? held->layer : 0;
-  int use = turns ? tail->turn[kind]++ / TURNS : 0;
-  int64_t start = ready > tail->latest ? ready : tail->latest;
-  if (turns && tail->slot_free[kind * TURNS + slot] > start) {
-    start = tail->slot_free[kind * TURNS + slot];
+  int *set = arena_new_array(arena, int, (size_t)net->n_groups);
+  for (int i = 1; i <= 3 * net->n_layers; i++) {
+    Held held = held_at(net, i);
+    for (int k = 0; held.kind == kind && k < held.n_groups; k++) {
+      int *of = &set[held.groups[k]], now = 1 + held.groups[0] + net->n_groups * held.groups[held.n_groups - 1];
+      if (*of && *of != now) {
+        return false;
+      }
+      *of = now;
+    }
   }
-  int64_t ns = cost_bucket_msg(tail->net->spec, tail->net->plan, edge, held->kind, held->layer).ns;
-  ns = ns < 1 ? 1 : ns;
-  tail->latest = start;
-  for (int k = 0; k < held->n_groups; k++) {
-    int32_t send = add_message(tail, MOE_OP_SEND, edge, held, held->groups[k], start, ns, slot, use);
-    sched_wait(tail->recs, send, after[k]);
-    recvs[k] = add_message(tail, MOE_OP_RECV, edge, held, held->groups[k], start, ns, slot, use);
-  }
-  tail->recs->n_seq++;
+  return true;
 }
 
 static int64_t later_ns(int64_t a, int64_t b)
@@ -157,9 +155,40 @@ static int64_t later_ns(int64_t a, int64_t b)
   return a > b ? a : b;
 }
 
+/* SEND and RECV of a bucket at all holders; `ready` and `after` by holder group. Fills the RECV records. */
+static void exchange(Tail *tail, MoeEdge edge, const Held *held, const int32_t *after, int64_t ready, int32_t *recvs)
+{
+  int kind = held->groups[0] * MOE_BUCKET_COUNT + (int)held->kind;
+  bool turns = tail->turns[held->kind], layered = held->kind != MOE_BUCKET_HEAD && held->kind != MOE_BUCKET_EMBED;
+  int slot = turns ? tail->turn[kind] % TURNS : layered ? held->layer : 0;
+  int use = turns ? tail->turn[kind]++ / TURNS : 0;
+  int64_t start = turns ? later_ns(ready, tail->slot_free[kind * TURNS + slot]) : ready;
+  for (int k = 0; k < held->n_groups; k++) {
+    start = later_ns(start, tail->port_free[held->groups[k]]);
+  }
+  int64_t ns = cost_bucket_msg(tail->net->spec, tail->net->plan, edge, held->kind, held->layer).ns;
+  ns = ns < 1 ? 1 : ns;
+  for (int k = 0; k < held->n_groups; k++) {
+    tail->port_free[held->groups[k]] = start + ns;
+    int32_t send = add_message(tail, MOE_OP_SEND, edge, held, held->groups[k], start, ns, slot, use);
+    sched_wait(tail->recs, send, after[k]);
+    recvs[k] = add_message(tail, MOE_OP_RECV, edge, held, held->groups[k], start, ns, slot, use);
+  }
+  tail->recs->n_seq++;
+}
+
+/* A holder has read its messages: the slot is free when all have. */
+static void free_slot(Tail *tail, const Held *held, int slot, int64_t end)
+{
+  if (tail->turns[held->kind]) {
+    int64_t *at = &tail->slot_free[(held->groups[0] * MOE_BUCKET_COUNT + (int)held->kind) * TURNS + slot];
+    *at = later_ns(*at, end);
+  }
+}
+
 static void reduce_bucket(Tail *tail, const Held *held)
 {
-  int32_t after[2] = {-1, -1}, recvs[2] = {-1, -1};
+  int32_t after[MOE_BUCKET_GROUPS], recvs[MOE_BUCKET_GROUPS] = {-1, -1, -1, -1};
   int64_t ready = 0;
   for (int k = 0; k < held->n_groups; k++) {
     after[k] = last_adder(tail, held, held->groups[k]);
@@ -176,9 +205,8 @@ static void reduce_bucket(Tail *tail, const Held *held)
     if (recvs[k] >= 0) {
       sched_release(tail->recs, tail->last[group], recvs[k]);
     }
-    if (recvs[k] >= 0 && takes_turns(held)) { /* their holders are one group */
-      int slot = tail->recs->recs[recvs[k]].op.slot;
-      tail->slot_free[(group * MOE_BUCKET_COUNT + (int)held->kind) * TURNS + slot] = start + ns;
+    if (recvs[k] >= 0) {
+      free_slot(tail, held, tail->recs->recs[recvs[k]].op.slot, start + ns);
     }
   }
 }
@@ -187,11 +215,11 @@ static void reduce_bucket(Tail *tail, const Held *held)
 static void scalars(Tail *tail)
 {
   const Plan *plan = tail->net->plan;
-  int64_t start = tail->latest, ns = 1 + (int64_t)tail->net->spec->cluster.nic_ns;
+  int64_t start = 0, ns = 1 + (tail->net->spec->costs.given ? 0 : (int64_t)tail->net->spec->cluster.nic_ns);
   bool others = plan->replicas > 1 || plan->replica_ranks > 1;
   bool alone = plan->replicas == 1 && plan->groups[tail->root].n_ranks == 1; /* the root's group is rank 0 */
   for (int g = 0; g < plan->n_groups; g++) {
-    start = later_ns(start, tail->free_at[g]);
+    start = later_ns(start, later_ns(tail->free_at[g], tail->port_free[g]));
   }
   int32_t up = -1;
   for (int g = 0; others && g < plan->n_groups; g++) {
@@ -220,7 +248,6 @@ static void scalars(Tail *tail)
     }
   }
   tail->recs->n_seq++;
-  tail->latest = start;
 }
 
 static void weights_in(Tail *tail, int group)
@@ -235,9 +262,7 @@ static void weights_in(Tail *tail, int group)
   int slot = tail->recs->recs[recv].op.slot;
   int32_t in = add_op(tail, MOE_OP_WEIGHTS_IN, &held, group, start, ns);
   sched_release(tail->recs, in, recv);
-  if (takes_turns(&held)) {
-    tail->slot_free[(group * MOE_BUCKET_COUNT + (int)held.kind) * TURNS + slot] = start + ns;
-  }
+  free_slot(tail, &held, slot, start + ns);
   tail->pending[group] = -1;
 }
 
@@ -245,7 +270,7 @@ static void weights_in(Tail *tail, int group)
 static void optimize_bucket(Tail *tail, int number)
 {
   Held held = held_at(tail->net, number);
-  int32_t after[2] = {-1, -1}, recvs[2] = {-1, -1};
+  int32_t after[MOE_BUCKET_GROUPS], recvs[MOE_BUCKET_GROUPS] = {-1, -1, -1, -1};
   int64_t ready = 0;
   for (int k = 0; k < held.n_groups; k++) {
     int group = held.groups[k];
@@ -277,6 +302,9 @@ static Tail tail_new(Arena *arena, const SchedNet *net, SchedRecs *recs, Schedul
   tail.pending_bucket = arena_new_array(arena, int, groups);
   tail.slot_free = arena_new_array(arena, int64_t, groups * MOE_BUCKET_COUNT * TURNS);
   tail.turn = arena_new_array(arena, int32_t, groups * MOE_BUCKET_COUNT);
+  tail.port_free = arena_new_array(arena, int64_t, groups);
+  tail.turns[MOE_BUCKET_ATT] = sets_are_apart(arena, net, MOE_BUCKET_ATT);
+  tail.turns[MOE_BUCKET_EXPERTS] = sets_are_apart(arena, net, MOE_BUCKET_EXPERTS);
   for (int g = 0; g < net->n_groups; g++) {
     tail.last[g] = tail.down[g] = tail.pending[g] = -1;
     tail.root = net->plan->groups[g].first_rank == 0 ? g : tail.root;

@@ -12,7 +12,7 @@
 #include "lang/arena.h"
 #include "lang/diag.h"
 
-typedef enum ExprKind { EXPR_NUMBER, EXPR_NAME, EXPR_STRING, EXPR_NEG, EXPR_PAREN, EXPR_BINARY } ExprKind;
+typedef enum ExprKind { EXPR_NUMBER, EXPR_NAME, EXPR_STRING, EXPR_NEG, EXPR_PAREN, EXPR_BINARY, EXPR_POINT } ExprKind;
 
 typedef struct Expr {
   ExprKind kind;
@@ -21,7 +21,7 @@ typedef struct Expr {
   const char *text;          /* NUMBER: the digits; NAME: the word; STRING: what lies between the quotes */
   const char *unit;          /* NUMBER: unit or multiplier as written; NULL: none */
   char op;                   /* BINARY: one of + - * / */
-  struct Expr *left, *right; /* NEG and PAREN: left */
+  struct Expr *left, *right; /* NEG and PAREN: left; POINT, which only stands in comma lists: left ":" right */
   struct Expr *next;         /* in a comma list */
 } Expr;
 

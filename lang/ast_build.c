@@ -46,6 +46,13 @@ Expr *build_binary(ParseCtx *ctx, char op, Expr *left, Expr *right, Span span)
   return expr;
 }
 
+Expr *build_point(ParseCtx *ctx, Expr *left, Expr *right, Span span)
+{
+  Expr *expr = build_binary(ctx, ':', left, right, span);
+  expr->kind = EXPR_POINT;
+  return expr;
+}
+
 ExprList build_list(ExprList list, Expr *expr)
 {
   if (list.last) {

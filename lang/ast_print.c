@@ -160,6 +160,11 @@ static void print_expr(Printer *printer, const Expr *expr)
     print_expr(printer, expr->left);
     puts_(printer, ")");
     break;
+  case EXPR_POINT:
+    print_expr(printer, expr->left);
+    puts_(printer, ": ");
+    print_expr(printer, expr->right);
+    break;
   case EXPR_BINARY:
     print_expr(printer, expr->left);
     puts_(printer, expr->op == '+' || expr->op == '-' ? op : (op[2] = 0, op + 1));

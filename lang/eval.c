@@ -185,6 +185,10 @@ bool eval_number(Reader *reader, const Expr *expr, Number *number)
     }
     *number = number_neg(*number);
     return true;
+  case EXPR_POINT:
+    diag_error(reader->diag, expr->span, "expected a number, found the point %s of a table",
+               diag_quote(reader->diag, expr->span));
+    return false;
   case EXPR_BINARY:
     return eval_binary(reader, expr, number);
   }

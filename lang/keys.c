@@ -19,6 +19,7 @@
 #define STRUCT_train      TrainSpec
 #define STRUCT_optimizer  TrainSpec
 #define STRUCT_lr         TrainSpec
+#define STRUCT_costs      CostsSpec
 #define STRUCT_plan       PlanKeys
 
 #define WORDS(id, ...) static const char *const words_of_##id[] = {__VA_ARGS__};

@@ -53,10 +53,10 @@ static void moe_error(Span *, void *scanner, ParseCtx *, const char *message);
 %token RESYNC "end of line" /* only after an error */
 %token AS_FILE "file" AS_VALUE "value" /* the first token says what the text is */
 /* Signs have the codes of their characters, which is what the scanner returns. */
-%token ASSIGN 61 "=" OPEN 123 "{" CLOSE 125 "}" END 59 ";" COMMA 44 "," LEFT 40 "(" RIGHT 41 ")"
+%token ASSIGN 61 "=" OPEN 123 "{" CLOSE 125 "}" END 59 ";" COMMA 44 "," COLON 58 ":" LEFT 40 "(" RIGHT 41 ")"
 %token PLUS 43 "+" MINUS 45 "-" TIMES 42 "*" OVER 47 "/"
 
-%type <expr> expr
+%type <expr> expr value
 %type <exprs> values
 %type <item> item key let use block
 %type <items> items
@@ -100,8 +100,13 @@ word
   ;
 
 values
-  : expr { $$ = build_list((ExprList){0}, $expr); }
-  | values "," expr { $$ = build_list($1, $expr); }
+  : value { $$ = build_list((ExprList){0}, $value); }
+  | values "," value { $$ = build_list($1, $value); }
+  ;
+
+value
+  : expr
+  | expr ":" expr { $$ = build_point(ctx, $1, $3, @$); }
   ;
 
 expr
@@ -146,7 +151,10 @@ static const char *wanted(const yypcontext_t *context, const ParseCtx *ctx)
     return "a path in quotes after 'use'";
   }
   if (expects(context, YYSYMBOL_NUMBER)) {
-    return ctx->before == '=' ? "a value after '='" : ctx->before == ',' ? "a value after ','" : "a value";
+    return ctx->before == '=' ? "a value after '='"
+           : ctx->before == ',' ? "a value after ','"
+           : ctx->before == ':' ? "a value after ':'"
+                                : "a value";
   }
   if (expects(context, YYSYMBOL_OPEN)) { /* after a block's or key's first word */
     return ctx->before == NAME && expects(context, YYSYMBOL_ASSIGN) ? "'=' or '{'" : "'{'";

@@ -47,6 +47,7 @@ bool parse_file(ParseCtx *);
 Expr *build_leaf(ParseCtx *, ExprKind, const char *text, const char *unit, Span);
 Expr *build_unary(ParseCtx *, ExprKind, Expr *operand, Span);
 Expr *build_binary(ParseCtx *, char op, Expr *left, Expr *right, Span);
+Expr *build_point(ParseCtx *, Expr *left, Expr *right, Span);
 ExprList build_list(ExprList, Expr *);
 ItemList build_items(ItemList, AstItem *);
 AstItem *build_key(ParseCtx *, Word name, ExprList values, Span);

@@ -251,6 +251,7 @@ bool spec_build(Arena *arena, Diag *diag, const AstFile *file, Spec *spec)
   read_defaults(B_plan, &plan);
   const Entry *model = gather.blocks[B_model].first;
   const Entry *train = gather.blocks[B_train].first;
+  const Entry *costs = gather.blocks[B_costs].first;
   const Entry *pins = gather.blocks[B_plan].first;
   if (model) {
     spec->model.name = model->name;
@@ -263,6 +264,10 @@ bool spec_build(Arena *arena, Diag *diag, const AstFile *file, Spec *spec)
     read_block(reader, train->item, B_train, &spec->train);
   }
   rules_train(reader);
+  if (costs) {
+    read_block(reader, costs->item, B_costs, &spec->costs);
+    rules_costs(reader, &spec->costs);
+  }
   if (pins) {
     read_block(reader, pins->item, B_plan, &plan);
   }

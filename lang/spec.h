@@ -19,8 +19,17 @@ typedef enum BalanceKind { BALANCE_NONE, BALANCE_SEQUENCE, BALANCE_BATCH, BALANC
 typedef enum Dtype { DTYPE_FP32, DTYPE_BF16 } Dtype;
 typedef enum Dedup { DEDUP_RANK, DEDUP_NODE, DEDUP_FLAT, DEDUP_AUTO } Dedup;
 typedef enum Placement { PLACE_AUTO, PLACE_SEPARATE, PLACE_MIXED, PLACE_COLOCATED } Placement;
-typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
-typedef enum SystemKind { SYSTEM_AF_PIPE, SYSTEM_AUTO } SystemKind; /* grows with each schedule generator */
+typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL, RECOMPUTE_AUTO } Recompute;
+/* Who keeps the optimizer's state of a bucket: a part each holder of it, all of it every holder, or a part any rank of
+   the plan, whether it holds the bucket or not. */
+typedef enum OptShard { OPT_SHARD_HOLDERS, OPT_SHARD_NONE, OPT_SHARD_ALL } OptShard;
+typedef enum SystemKind {
+#define SYSTEM(id, name, colocated, ways, doc) SYSTEM_##id,
+#include "lang/systems.def"
+#undef SYSTEM
+  SYSTEM_AUTO, /* the fastest of them in simulation */
+  SYSTEM_COUNT = SYSTEM_AUTO
+} SystemKind;
 typedef enum LrKind { LR_CONSTANT, LR_COSINE, LR_LINEAR } LrKind;
 
 typedef struct RopeSpec {
@@ -72,6 +81,16 @@ typedef struct ModelSpec {
   } moe;
 } ModelSpec;
 
+/* A share in (0, 1] by size: points with x ascending. n is 0 where a spec has only the constant. */
+enum { CURVE_POINTS = 16 };
+typedef struct Curve {
+  int n;
+  double x[CURVE_POINTS], y[CURVE_POINTS];
+} Curve;
+
+/* Linear in log2 x between the points, constant outside them; 0 without points. x > 0. */
+double curve_at(const Curve *, double x);
+
 typedef struct GpuSpec {
   const char *name;
   double flops; /* dense peak in the training dtype */
@@ -80,6 +99,12 @@ typedef struct GpuSpec {
   double launch_ns; /* per kernel */
   /* sustained share of the peak, by class of op */
   double eff_gemm, eff_grouped, eff_attention, eff_memory;
+  /* instead of the constants, where given */
+  Curve eff_gemm_rows;          /* by rows (tokens) of the product */
+  Curve eff_grouped_rows;       /* by rows per expert */
+  Curve eff_attention_seq;      /* forward, by sequence length */
+  Curve eff_attention_back_seq; /* backward */
+  double comm_tax;              /* share of the compute units that overlapped communication kernels take */
 } GpuSpec;
 
 typedef struct ClusterSpec {
@@ -87,9 +112,10 @@ typedef struct ClusterSpec {
   int nodes;
   int gpus, nics; /* per node */
   GpuSpec gpu;
-  double nvlink;            /* bytes/s per GPU and direction, effective */
-  double nic;               /* bytes/s per NIC and direction, effective */
-  double nvlink_ns, nic_ns; /* latency of a message */
+  double nvlink;                 /* bytes/s per GPU and direction, effective */
+  double nic;                    /* bytes/s per NIC and direction, effective */
+  double nvlink_ns, nic_ns;      /* latency of a message */
+  Curve nvlink_bytes, nic_bytes; /* share of the rate by bytes of one rank's message to one peer; none: 1 */
 } ClusterSpec;
 
 typedef struct ShapeSpec {
@@ -110,11 +136,24 @@ typedef struct TrainSpec {
   bool stop_on_nan;
 } TrainSpec;
 
+/* Times that a spec gives itself instead of having them modelled, in ns, of one layer and one full micro-batch on its
+   group; `given` is false without a costs block. What is not an entry here then takes 1 ns. Backward: input gradient
+   and weight gradient apart; a gradient message takes as long as its forward twin (combine's like a dispatch, and the
+   other way round). */
+typedef struct CostsSpec {
+  bool given;
+  double att_fwd, att_dgrad, att_wgrad;
+  double ffn_fwd, ffn_dgrad, ffn_wgrad;
+  double dispatch, combine;
+  double p2p; /* latency of a pipeline send */
+} CostsSpec;
+
 /* Pins of the plan block; 0 or NULL means: the planner decides. */
 typedef struct PlanSpec {
   SystemKind system;
   Placement placement;
   Dedup dedup;
+  Dedup colocated_dedup; /* of colocated systems; DEDUP_AUTO: dedup */
   Recompute recompute;
   int replicas;
   int attention_stages, ffn_stages;
@@ -124,9 +163,14 @@ typedef struct PlanSpec {
   int n_ffn_gpus;
   int attention_nics, ffn_nics; /* of one replica, all groups of the side together */
   int in_flight;                /* micro-batches */
-  int ranks_per_node;           /* fake nodes of this size instead of the cluster's */
-  int node_limit;               /* of the solver's tree */
-  double gap;                   /* relative, at which the solver may stop */
+  int expert_parallel;          /* colocated systems: ranks per group; `stages` are their pipeline ranks (PP) */
+  int virtual_stages;           /* colocated systems: runs of layers per pipeline rank (VPP) */
+  int chunks;                   /* tutel: parts of a layer's tokens */
+  int mb_group;                 /* interleaved 1F1B: micro-batches per turn of a virtual stage; 0: the pipeline ranks */
+  OptShard optimizer_shard;
+  int ranks_per_node; /* fake nodes of this size instead of the cluster's */
+  int node_limit;     /* of the solver's tree */
+  double gap;         /* relative, at which the solver may stop */
 } PlanSpec;
 
 typedef struct Spec {
@@ -138,6 +182,7 @@ typedef struct Spec {
   int n_shapes;
   TrainSpec train;
   PlanSpec plan;
+  CostsSpec costs;
   const struct SpecSpans *spans; /* where each key was set: spec_span() */
 } Spec;
 

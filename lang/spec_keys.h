@@ -27,7 +27,8 @@ typedef enum KeyType {
   TYPE_ENUM,
   TYPE_INTS,
   TYPE_PAIR,
-  TYPE_REF
+  TYPE_REF,
+  TYPE_CURVE
 } KeyType;
 typedef enum BlockHead { HEAD_NONE, HEAD_NAME, HEAD_NAME_OPTIONAL, HEAD_KIND } BlockHead;
 typedef enum BlockCount { COUNT_ONE, COUNT_MAYBE, COUNT_MANY, COUNT_LIBRARY } BlockCount;
@@ -114,6 +115,8 @@ const char *eval_quote(Reader *, const Expr *); /* as written, and its value whe
 /* spec_read.c */
 void read_defaults(BlockId, void *base);
 void read_reset(KeyId, void *base); /* one key, back to its default */
+/* One number of the row's dimension, kind and range. */
+bool read_number(Reader *, const KeyRow *, const Expr *, Number *);
 /* Fills `base` with the block's keys and those of its inner blocks; keeps states and spans in the Reader. */
 void read_block(Reader *, const AstItem *, BlockId, void *base);
 void read_block_word(Reader *, const AstItem *, BlockId, const char **name);
@@ -121,12 +124,19 @@ BlockId block_find(BlockId parent, const char *name);
 void complain_unknown_block(Reader *, const AstItem *, BlockId parent);
 void complain_outside(Reader *, const AstItem *);
 
+/* curve.c */
+bool read_curve(Reader *, const KeyRow *, const AstItem *, Curve *);
+
+/* spec_rules_system.c: what a system is, by systems.def; false of auto, which is all of them. */
+bool system_is(SystemKind, bool colocated);
+
 /* spec_rules.c */
 void rules_model(Reader *);
 void rules_node(Reader *, const AstItem *, const NodeKeys *);
 void rules_gpu(Reader *, const AstItem *, const GpuSpec *);
 void rules_shape(Reader *, const AstItem *, const ShapeSpec *);
 void rules_train(Reader *);
+void rules_costs(Reader *, CostsSpec *);
 void rules_plan(Reader *, PlanKeys *);
 
 /* spec_print.c: FNV-1a over every key's value, in the order of keys.def. */

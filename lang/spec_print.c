@@ -13,6 +13,7 @@ typedef struct Bases {
   GpuSpec gpu;
   ShapeSpec shape;
   TrainSpec train;
+  CostsSpec costs;
   PlanKeys plan;
 } Bases;
 
@@ -26,7 +27,13 @@ static void bases_of(const Spec *spec, Bases *bases)
   bases->node.gpu = spec->cluster.gpu.name;
   bases->gpu = spec->cluster.gpu;
   bases->train = spec->train;
+  bases->costs = spec->costs;
   bases->plan.plan = spec->plan;
+  PlanSpec *plan = &bases->plan.plan;
+  if (system_is(plan->system, true) && plan->attention_stages == plan->ffn_stages) {
+    bases->plan.stages = plan->attention_stages; /* there a side has none of its own */
+    plan->attention_stages = plan->ffn_stages = 0;
+  }
 }
 
 static const void *base_of(const Bases *bases, BlockId block)
@@ -47,6 +54,8 @@ static const void *base_of(const Bases *bases, BlockId block)
     return &bases->shape;
   case B_train:
     return &bases->train;
+  case B_costs:
+    return &bases->costs;
   default:
     return &bases->plan;
   }
@@ -76,6 +85,16 @@ static void print_ints(FILE *out, const int *list, int n)
   }
 }
 
+static void print_curve(FILE *out, const Curve *curve, const char *unit)
+{
+  for (int i = 0; i < curve->n; i++) {
+    fputs(i ? ", " : "", out);
+    print_real(out, curve->x[i]);
+    fprintf(out, "%s: ", unit);
+    print_real(out, curve->y[i]);
+  }
+}
+
 static void print_value(FILE *out, const KeyRow *row, const void *base)
 {
   static const char *const unit[DIM_COUNT] = {"", " B", " B/s", " FLOPS", " ns"};
@@ -87,6 +106,7 @@ static void print_value(FILE *out, const KeyRow *row, const void *base)
   bool on;
   const int *list;
   const char *text;
+  Curve curve;
   switch (row->type) {
   case TYPE_INT:
     memcpy(&small, at, sizeof small);
@@ -121,6 +141,10 @@ static void print_value(FILE *out, const KeyRow *row, const void *base)
     memcpy(&list, at, sizeof list);
     memcpy(&small, second, sizeof small);
     print_ints(out, list, small);
+    break;
+  case TYPE_CURVE:
+    memcpy(&curve, at, sizeof curve);
+    print_curve(out, &curve, unit[row->unit]);
     break;
   case TYPE_REF:
     memcpy(&text, at, sizeof text);
@@ -162,6 +186,14 @@ static bool is_default(const KeyRow *row, const void *base, const Bases *default
     int count;
     memcpy(&count, a + row->second, sizeof count);
     same = count == 0;
+  }
+  if (row->type == TYPE_CURVE) {
+    Curve curve;
+    memcpy(&curve, a + row->offset, sizeof curve);
+    same = curve.n == 0;
+  }
+  if (row->block == B_costs && row->def && *row->def == '=') {
+    same = false; /* where it is 0, leaving it out would give the forward time */
   }
   return row->def && row->type != TYPE_REF && same;
 }
@@ -243,6 +275,9 @@ void spec_print(const Spec *spec, FILE *out)
     print_block(spec, out, B_shape, spec->shapes[i].name, 0, &bases, &defaults);
   }
   print_block(spec, out, B_train, NULL, 0, &bases, &defaults);
+  if (spec->costs.given) {
+    print_block(spec, out, B_costs, NULL, 0, &bases, &defaults);
+  }
   print_block(spec, out, B_plan, NULL, 0, &bases, &defaults);
 }
 
@@ -277,6 +312,13 @@ static uint64_t hash_key(uint64_t hash, const KeyRow *row, const void *base)
     hash = hash_bytes(hash, &n, sizeof n);
     return n ? hash_bytes(hash, list, (size_t)n * sizeof *list) : hash;
   }
+  if (row->type == TYPE_CURVE) {
+    Curve curve;
+    memcpy(&curve, at, sizeof curve);
+    hash = hash_bytes(hash, &curve.n, sizeof curve.n);
+    hash = hash_bytes(hash, curve.x, (size_t)curve.n * sizeof *curve.x);
+    return hash_bytes(hash, curve.y, (size_t)curve.n * sizeof *curve.y);
+  }
   hash = hash_bytes(hash, at, value_bytes(row->type));
   return row->type == TYPE_PAIR ? hash_bytes(hash, second, sizeof(double)) : hash;
 }
@@ -310,5 +352,7 @@ uint64_t spec_hash(const Spec *spec)
   }
   hash = hash_block(hash, B_train, &bases.train);
   hash = hash_bytes(hash, &spec->train.lr_kind, sizeof spec->train.lr_kind);
+  hash = hash_bytes(hash, &spec->costs.given, sizeof spec->costs.given);
+  hash = hash_block(hash, B_costs, &bases.costs);
   return hash_block(hash, B_plan, &bases.plan);
 }

@@ -144,8 +144,7 @@ static bool is_whole(KeyType type)
   return type == TYPE_INT || type == TYPE_LONG || type == TYPE_SEED || type == TYPE_INTS;
 }
 
-/* One number of the row's dimension, kind and range. */
-static bool read_number(Reader *reader, const KeyRow *row, const Expr *expr, Number *number)
+bool read_number(Reader *reader, const KeyRow *row, const Expr *expr, Number *number)
 {
   if (!eval_number(reader, expr, number) || !check_dim(reader, row, expr, *number)) {
     return false;
@@ -279,6 +278,12 @@ static bool read_value(Reader *reader, const KeyRow *row, const AstItem *item, v
   }
   if (row->type == TYPE_PAIR) {
     return read_pair(reader, row, item, base);
+  }
+  if (row->type == TYPE_CURVE) {
+    Curve curve = {0};
+    bool good = read_curve(reader, row, item, &curve);
+    memcpy((char *)base + row->offset, &curve, sizeof curve);
+    return good;
   }
   if (item->n_values > 1) {
     diag_error(reader->diag, item->values->next->span, "%s takes one value, not a list of %d", row->name,

@@ -58,6 +58,9 @@ static void print_type(FILE *out, const KeyRow *row)
                                       ""};
   if (row->type == TYPE_ENUM) {
     print_words(out, row->words);
+  } else if (row->type == TYPE_CURVE) {
+    fprintf(out, "up to %d points `%s: share`", CURVE_POINTS,
+            row->unit == DIM_NONE ? "number" : dim_name(row->unit) + 2);
   } else if (row->type == TYPE_REF) {
     fprintf(out, "name of a %s", row->name);
   } else {
@@ -100,6 +103,12 @@ void spec_print_reference(FILE *out)
     }
     fputs("\n", out);
   }
+  fputs("### Systems\n\n| `schedule` | groups | what it is |\n|---|---|---|\n", out);
+#define SYSTEM(id, name, colocated, ways, doc)                                                                         \
+  fprintf(out, "| `%s` | %s | %s |\n", name, (colocated) ? "colocated" : "apart", doc);
+#include "lang/systems.def"
+#undef SYSTEM
+  fputs("\n", out);
   fputs("### Units\n\n| kind | units |\n|---|---|\n", out);
   for (int dim = 0; dim < DIM_COUNT; dim++) {
     const char *separator = "";

@@ -11,6 +11,9 @@ void rule_note(Reader *, KeyId);
 /* A warning, if it is set; the value becomes the default, so that specs that mean the same are the same. Keys of model
    and train only. */
 void rule_no_effect(Reader *, KeyId, const char *because);
+/* spec_rules_system.c: pins that belong to other systems than the one asked for. Before `stages` is spread to both
+   sides. */
+void rules_system(Reader *, const PlanKeys *);
 void rule_needs(Reader *, KeyId, const char *because); /* an error, if it is not */
 
 #endif

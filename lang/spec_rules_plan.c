@@ -63,6 +63,24 @@ void rules_train(Reader *reader)
   }
 }
 
+/* A gradient that has no time of its own takes the forward time. */
+void rules_costs(Reader *reader, CostsSpec *costs)
+{
+  costs->given = true;
+  const struct {
+    KeyId key;
+    double *time, forward;
+  } derived[] = {{K_costs_attention_input, &costs->att_dgrad, costs->att_fwd},
+                 {K_costs_attention_weight, &costs->att_wgrad, costs->att_fwd},
+                 {K_costs_ffn_input, &costs->ffn_dgrad, costs->ffn_fwd},
+                 {K_costs_ffn_weight, &costs->ffn_wgrad, costs->ffn_fwd}};
+  for (size_t i = 0; i < sizeof derived / sizeof derived[0]; i++) {
+    if (!rule_set(reader, derived[i].key)) {
+      *derived[i].time = derived[i].forward;
+    }
+  }
+}
+
 /* `stages` is both sides' count; beside it a side's own count contradicts or repeats it. */
 static void spread_stages(Reader *reader, PlanKeys *keys)
 {
@@ -90,11 +108,12 @@ static void layers_per_stage(Reader *reader, const PlanSpec *plan)
   }
   int moe_layers = model->layers - model->dense.layers;
   if (plan->attention_stages > model->layers) {
-    diag_error(reader->diag, rule_at(reader, K_plan_attention_stages),
-               "%d attention stages need as many layers, but layers is %d", plan->attention_stages, model->layers);
+    diag_error(reader->diag, rule_at(reader, K_plan_attention_stages), "%d %s need as many layers, but layers is %d",
+               plan->attention_stages, system_is(plan->system, true) ? "pipeline ranks" : "attention stages",
+               model->layers);
     rule_note(reader, K_model_layers);
   }
-  if (plan->ffn_stages > moe_layers) {
+  if (plan->ffn_stages > moe_layers && !system_is(plan->system, true)) {
     diag_error(reader->diag, rule_at(reader, K_plan_ffn_stages),
                "%d FFN stages need as many layers with experts, but there are %d (layers %d, dense %d)",
                plan->ffn_stages, moe_layers, model->layers, model->dense.layers);
@@ -181,6 +200,7 @@ void rules_plan(Reader *reader, PlanKeys *keys)
     nics_in_cluster(reader, plan);
     return;
   }
+  rules_system(reader, keys);
   spread_stages(reader, keys);
   layers_per_stage(reader, plan);
   list_per_group(reader, K_plan_attention_gpus, K_plan_attention_stages, plan->n_attention_gpus,

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "runtime/emu.h"
 #include "runtime/init.h"
 #include "runtime/log.h"
 
@@ -15,7 +16,7 @@
 bool moe_exec_ready(const MoeExec *x, int32_t op)
 {
   const int32_t *wait = x->info[op].wait;
-  uint32_t now = (uint32_t)x->step.tick + 1;
+  uint32_t now = (uint32_t)x->tick + 1;
   for (int32_t k = 0; k < MOE_MAX_WAITS && wait[k] >= 0; k++) {
     if (atomic_load_explicit(&x->done[wait[k]], memory_order_acquire) != now) {
       return false;
@@ -24,14 +25,37 @@ bool moe_exec_ready(const MoeExec *x, int32_t op)
   return true;
 }
 
-void moe_exec_release(MoeExec *x, int32_t recv_op)
+int64_t moe_exec_ready_ns(const MoeExec *x, int32_t op)
+{
+  const int32_t *wait = x->info[op].wait;
+  int64_t ns = x->step.begin_ns;
+  for (int32_t k = 0; k < MOE_MAX_WAITS && wait[k] >= 0; k++) {
+    ns = x->info[wait[k]].end_ns > ns ? x->info[wait[k]].end_ns : ns;
+  }
+  return ns;
+}
+
+void moe_exec_release(MoeExec *x, int32_t recv_op, int64_t free_ns)
 {
   const MoeOpInfo *info = &x->info[recv_op];
   for (int32_t m = 0; m < info->n_msgs; m++) {
     const MoeArrival *a = &x->arrivals[info->first_arrival + m];
     const MoeLink *link = &a->end->link;
-    link->transport->release(link, a->msg->slot, moe_msg_generation(a->msg, x->step.tick));
+    link->transport->release(link, a->msg->slot, moe_msg_generation(a->msg, x->tick), free_ns);
   }
+}
+
+static void keep_times(MoeExec *x, int32_t op, int64_t start_ns)
+{
+  _Atomic int64_t *times = x->shared->times + ((int64_t)x->me.rank * x->shared->max_ops + op) * 2;
+  int64_t end_ns = moe_now_ns();
+  if (x->bundle->emu != NULL) { /* in modelled time */
+    int64_t begin_ns = x->step.begin_ns;
+    start_ns = begin_ns + (int64_t)((double)(start_ns - begin_ns) / x->options.scale + 0.5);
+    end_ns = begin_ns + (int64_t)((double)(x->info[op].end_ns - begin_ns) / x->options.scale + 0.5);
+  }
+  atomic_store_explicit(&times[0], start_ns, memory_order_relaxed);
+  atomic_store_explicit(&times[1], end_ns, memory_order_relaxed);
 }
 
 void moe_exec_finish(MoeExec *x, int32_t op, bool on_comm, int64_t start_ns)
@@ -39,14 +63,12 @@ void moe_exec_finish(MoeExec *x, int32_t op, bool on_comm, int64_t start_ns)
   const MoeOpInfo *info = &x->info[op];
   MoeRankState *state = &x->shared->states[x->me.rank];
   if (x->step.trace && x->shared->times != NULL) {
-    _Atomic int64_t *times = x->shared->times + ((int64_t)x->me.rank * x->shared->max_ops + op) * 2;
-    atomic_store_explicit(&times[0], start_ns, memory_order_relaxed);
-    atomic_store_explicit(&times[1], moe_now_ns(), memory_order_relaxed);
+    keep_times(x, op, start_ns);
   }
-  atomic_store_explicit(&x->done[op], (uint32_t)x->step.tick + 1, memory_order_release);
+  atomic_store_explicit(&x->done[op], (uint32_t)x->tick + 1, memory_order_release);
   atomic_fetch_add_explicit(&state->beats, 1, memory_order_relaxed);
   for (int32_t k = 0; k < MOE_MAX_WAITS && info->release[k] >= 0; k++) {
-    moe_exec_release(x, info->release[k]);
+    moe_exec_release(x, info->release[k], info->end_ns);
   }
   if (!on_comm && info->wakes_comm && x->has_thread) {
     moe_bell_ring(x->comm_bell);
@@ -98,7 +120,7 @@ static MoeStatus wait_for(MoeExec *x, int32_t op)
   }
   for (;;) {
     uint32_t seen = moe_bell_read(x->compute_bell);
-    bool ready = op < 0 ? atomic_load(&x->comm_done) == x->step.tick + 1 : moe_exec_ready(x, op);
+    bool ready = op < 0 ? atomic_load(&x->comm_done) == x->tick + 1 : moe_exec_ready(x, op);
     if (ready) {
       return MOE_OK;
     }
@@ -110,27 +132,39 @@ static MoeStatus wait_for(MoeExec *x, int32_t op)
   }
 }
 
-/* Runs the op; with a compute scale, holds the rank until that many times the op's own CPU time has passed, so that
-   ranks which share cores take the time they would take alone. */
-static MoeStatus run_op(MoeExec *x, int32_t op)
+static MoeStatus run_kernel(MoeExec *x, int32_t op)
 {
-  bool scaled = x->options.compute_scale > 0;
-  int64_t start = scaled ? moe_now_ns() : 0;
-  int64_t cpu = scaled ? thread_cpu_ns() : 0;
-  MoeStatus status;
-  if (x->kernels->run[x->ops[op].kind] != NULL) {
-    MoeCall *call = &x->info[op].call;
-    status = x->kernels->run[x->ops[op].kind](call);
-    if (status != MOE_OK) {
-      moe_error("%s", moe_status_text(status)); /* kept only if the kernel itself has said nothing */
-    }
-  } else {
-    status = moe_tail_run(x, op);
+  if (x->kernels->run[x->ops[op].kind] == NULL) {
+    return moe_tail_run(x, op);
   }
-  if (scaled) {
-    moe_sleep_until(start + (int64_t)((double)(thread_cpu_ns() - cpu) * x->options.compute_scale));
+  MoeStatus status = x->kernels->run[x->ops[op].kind](&x->info[op].call);
+  if (status != MOE_OK) {
+    moe_error("%s", moe_status_text(status)); /* kept only if the kernel itself has said nothing */
   }
   return status;
+}
+
+/* Runs an op that takes a given time: the modelled one, or so many times its own CPU time that ranks which share cores
+   take the time they would take alone. The rank is held until then. */
+static MoeStatus run_timed(MoeExec *x, int32_t op, int64_t *start_ns_p)
+{
+  MoeOpInfo *info = &x->info[op];
+  int64_t now = moe_now_ns();
+  int64_t start = moe_exec_ready_ns(x, op);
+  start = x->at_ns > start ? x->at_ns : start;
+  start = x->timed ? start : now;
+  x->late_ns = now - start > x->late_ns ? now - start : x->late_ns;
+  int64_t cpu = thread_cpu_ns();
+  MOE_TRY(run_kernel(x, op));
+  if (x->bundle->emu != NULL) {
+    *start_ns_p = start;
+    info->end_ns = start + moe_emu_ns(&x->me, op, x->options.scale);
+  } else {
+    info->end_ns = start + (int64_t)((double)(thread_cpu_ns() - cpu) * x->options.compute_scale);
+  }
+  x->at_ns = info->end_ns;
+  moe_sleep_until(info->end_ns);
+  return MOE_OK;
 }
 
 static MoeStatus run_compute(MoeExec *x)
@@ -145,7 +179,7 @@ static MoeStatus run_compute(MoeExec *x)
     atomic_store_explicit(&state->compute, (uint32_t)(i + 1), memory_order_relaxed);
     moe_exec_delay(x, false);
     int64_t start = x->step.trace ? moe_now_ns() : 0;
-    MOE_TRY(run_op(x, i));
+    MOE_TRY(x->timed || x->options.compute_scale > 0 ? run_timed(x, i, &start) : run_kernel(x, i));
     moe_exec_finish(x, i, false, start);
   }
   atomic_store_explicit(&state->compute, MOE_WAITING, memory_order_relaxed);
@@ -155,24 +189,28 @@ static MoeStatus run_compute(MoeExec *x)
 MoeStatus moe_exec_step(MoeExec *x, const MoeStep *step)
 {
   x->step = *step;
+  x->tick = x->n_runs++;
+  x->step.begin_ns = step->begin_ns > 0 ? step->begin_ns : moe_now_ns();
+  x->at_ns = x->step.begin_ns;
+  x->late_ns = 0;
   for (int32_t i = 0; i < x->mem.n_held; i++) {
     memset(x->mem.held[i].g, 0, (size_t)x->mem.held[i].bucket->elems * sizeof(float));
   }
   memset(x->scalars, 0, sizeof x->scalars);
   memset(x->totals, 0, sizeof x->totals);
   for (int32_t i = 0; i < x->n_ops; i++) {
-    x->info[i].call.step = (uint32_t)step->tick;
+    x->info[i].call.step = (uint32_t)x->tick;
     x->info[i].call.inv_tokens = step->inv_tokens;
   }
   if (x->has_thread) {
-    atomic_store(&x->go, step->tick + 1);
+    atomic_store(&x->go, x->tick + 1);
     moe_bell_ring(x->comm_bell);
   } else {
     moe_comm_begin(x);
   }
   MOE_TRY(run_compute(x));
   for (int32_t i = 0; i < x->n_unreleased; i++) {
-    moe_exec_release(x, x->unreleased[i]);
+    moe_exec_release(x, x->unreleased[i], x->at_ns);
   }
   atomic_store_explicit(&x->shared->states[x->me.rank].compute, 0, memory_order_relaxed);
   return MOE_OK;
@@ -183,7 +221,7 @@ static void *comm_main(void *arg)
 {
   MoeExec *x = arg;
   (void)prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-  for (uint64_t steps = 0;;) {
+  for (uint64_t steps = atomic_load(&x->comm_done);;) {
     uint32_t seen = moe_bell_read(x->comm_bell);
     if (atomic_load(&x->quit)) {
       return NULL;
@@ -213,32 +251,24 @@ static void *comm_main(void *arg)
   }
 }
 
-MoeStatus moe_exec_open(MoeExec *x, const MoeBundle *bundle, const MoeKernels *kernels, const MoeWiring *wiring,
-                        MoeShared *shared, int32_t rank, const MoeExecOptions *options)
+MoeStatus moe_exec_open(MoeExec *x, const MoeExecIn *in, const MoeBundle *bundle, const MoeWiring *wiring,
+                        const MoeMem *mem)
 {
+  uint64_t seed = in->options->delay_seed + 2 * (uint64_t)in->rank;
   *x = (MoeExec){.bundle = bundle,
-                 .kernels = kernels,
+                 .kernels = in->kernels,
                  .wiring = wiring,
-                 .shared = shared,
-                 .options = *options,
-                 .me = moe_rank_of(bundle, rank),
-                 .comm_bell = &shared->comm_bells[rank],
-                 .compute_bell = &shared->compute_bells[rank]};
-  x->delay_state[0] = moe_mix(options->delay_seed + 2 * (uint64_t)rank);
-  x->delay_state[1] = moe_mix(options->delay_seed + 2 * (uint64_t)rank + 1);
-  MoeStatus status = moe_mem_map(&x->mem, &x->me, kernels, wiring, options->poison);
-  if (status == MOE_OK) {
-    status = moe_exec_build(x);
-  }
-  if (status == MOE_OK && !options->serial) {
-    int error = pthread_create(&x->thread, NULL, comm_main, x);
-    if (error != 0) {
-      moe_error("cannot start the progress thread: %s", strerror(error));
-      status = MOE_ENOMEM;
-    }
-    x->has_thread = error == 0;
-  }
-  (void)prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+                 .shared = in->shared,
+                 .options = *in->options,
+                 .me = moe_rank_of(bundle, in->rank),
+                 .mem = *mem,
+                 .pace_sent = in->pace_sent,
+                 .delay_state = {moe_mix(seed), moe_mix(seed + 1)},
+                 .comm_bell = &in->shared->comm_bells[in->rank],
+                 .compute_bell = &in->shared->compute_bells[in->rank]};
+  /* without a progress thread nothing is to overlap: then times are what the clock says */
+  x->timed = !x->options.serial && (bundle->emu != NULL || x->options.compute_scale > 0);
+  MoeStatus status = moe_exec_build(x);
   if (status != MOE_OK) {
     moe_exec_close(x);
   }
@@ -247,14 +277,34 @@ MoeStatus moe_exec_open(MoeExec *x, const MoeBundle *bundle, const MoeKernels *k
 
 void moe_exec_close(MoeExec *x)
 {
+  moe_exec_stop(x);
+  moe_exec_unbuild(x);
+}
+
+MoeStatus moe_exec_start(MoeExec *x)
+{
+  (void)prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+  if (x->options.serial || x->has_thread) {
+    return MOE_OK;
+  }
+  atomic_store(&x->quit, false);
+  int error = pthread_create(&x->thread, NULL, comm_main, x);
+  if (error != 0) {
+    moe_error("cannot start the progress thread: %s", strerror(error));
+    return MOE_ENOMEM;
+  }
+  x->has_thread = true;
+  return MOE_OK;
+}
+
+void moe_exec_stop(MoeExec *x)
+{
   if (x->has_thread) {
     atomic_store(&x->quit, true);
     moe_bell_ring(x->comm_bell);
     pthread_join(x->thread, NULL);
     x->has_thread = false;
   }
-  moe_exec_unbuild(x);
-  moe_mem_unmap(&x->mem);
 }
 
 void moe_exec_init_weights(MoeExec *x, uint64_t seed)
@@ -262,9 +312,11 @@ void moe_exec_init_weights(MoeExec *x, uint64_t seed)
   for (int32_t i = 0; i < x->mem.n_held; i++) {
     MoeHeld *h = &x->mem.held[i];
     moe_init_bucket(x->bundle, h->bucket, seed, h->w, 0, h->bucket->elems);
-    memcpy(h->master, h->w + h->begin, (size_t)h->n * sizeof(float));
-    memset(h->m, 0, (size_t)h->n * sizeof(float));
-    memset(h->v, 0, (size_t)h->n * sizeof(float));
+    if (h->n > 0) { /* a small bucket of many holders has none for some */
+      memcpy(h->master, h->w + h->begin, (size_t)h->n * sizeof(float));
+      memset(h->m, 0, (size_t)h->n * sizeof(float));
+      memset(h->v, 0, (size_t)h->n * sizeof(float));
+    }
     x->kernels->to_weights(h->w, h->w, (size_t)h->bucket->elems);
     atomic_fetch_add_explicit(&x->shared->states[x->me.rank].beats, 1, memory_order_relaxed);
   }

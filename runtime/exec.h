@@ -1,6 +1,6 @@
-/* The executor of one rank. A compute thread runs the compute ops of the group's table in order; a progress thread
-   drives sends, receives, relays and node sums beside it. Each op's end is a flag that the other thread can wait for.
-   Nothing is allocated and no lock is taken while a step runs. */
+/* The executor of one rank for one shape. A compute thread runs the compute ops of the group's table in order; a
+   progress thread drives sends, receives, relays and node sums beside it. Each op's end is a flag that the other thread
+   can wait for. Nothing is allocated and no lock is taken while a step runs. */
 #ifndef MOE_EXEC_H
 #define MOE_EXEC_H
 
@@ -19,6 +19,8 @@ typedef struct MoeExecOptions {
   int64_t delay_us; /* MOE_TEST_DELAY: most that an op is held up, at random; 0: off */
   uint64_t delay_seed;
   double compute_scale; /* each compute op takes this many times its CPU time; 0: off */
+  double scale;         /* a rehearsal: real time for modelled time */
+  bool settle;          /* it is a first guess: find the one from which on a step's length no longer depends on it */
 } MoeExecOptions;
 
 /* One message that a RECV op takes in. */
@@ -35,11 +37,13 @@ typedef struct MoeOpInfo {
   bool compute;    /* runs on the compute thread */
   bool wakes_comm; /* an op of the progress thread waits for it */
   bool wakes_compute;
-  bool begun; /* SEND: its first message of this step was packed */
+  bool begun;   /* SEND: its first message of this step was packed */
+  bool running; /* an op of the progress thread that takes a given time */
   int32_t n_msgs;
   int32_t left; /* messages still to come or go; touched by the progress thread alone */
   int32_t first_arrival;
   int64_t start_ns; /* of this step, for the trace */
+  int64_t end_ns;   /* of this step, on the rank's timeline; set before the op counts as finished */
   MoeCall call;     /* filled in except for step, peer, scratch and inv_tokens */
 } MoeOpInfo;
 
@@ -50,21 +54,19 @@ typedef struct MoeEnd {
   int32_t other;      /* rank */
   int32_t peer_index; /* of the other in its group */
   bool paced;
-  int32_t next;       /* sends: next to pack; receives: next to arrive */
-  int32_t sent;       /* sends: handed over */
-  int32_t finished;   /* sends: counted as done; differs from `sent` only with sync_send */
-  uint64_t pace_sent; /* messages of all steps that the arbiter has let through and we handed over */
-  uint32_t pace_epoch;
-  int64_t pace_next_ns;
+  int32_t next;        /* sends: next to pack; receives: next to arrive */
+  int32_t sent;        /* sends: handed over */
+  int32_t finished;    /* sends: counted as done; differs from `sent` only with sync_send */
+  uint64_t *pace_sent; /* messages of all steps of all shapes that the arbiter has let through and we handed over */
 } MoeEnd;
 
 /* One run through the tables. */
 typedef struct MoeStep {
-  uint64_t tick; /* runs before this one, evaluations included; message generations and stamps count it */
-  bool update;   /* false: evaluation */
+  bool update; /* false: evaluation */
   bool trace;
   double inv_tokens;
-  MoeAdam adam; /* without scale */
+  MoeAdam adam;     /* without scale */
+  int64_t begin_ns; /* of a rehearsal's timeline */
 } MoeStep;
 
 typedef struct MoeExec {
@@ -74,7 +76,8 @@ typedef struct MoeExec {
   MoeShared *shared;
   MoeExecOptions options;
   MoeRank me;
-  MoeMem mem;
+  MoeMem mem; /* what it points at is not the executor's */
+  uint64_t *pace_sent;
   const MoeOp *ops;
   int32_t n_ops;
   MoeOpInfo *info;        /* [n_ops] */
@@ -91,9 +94,10 @@ typedef struct MoeExec {
   int32_t n_locals;
   int32_t *unreleased; /* RECV ops that no op releases: done at the end of the step */
   int32_t n_unreleased;
-  int32_t *pace_ranks; /* [n_ranks] */
 
   MoeStep step;
+  uint64_t tick;   /* runs before the present one, evaluations included; message generations and stamps count it */
+  uint64_t n_runs; /* runs so far */
   double scalars[2][MOE_SC_COUNT]; /* of the two threads, this step */
   double totals[MOE_SC_COUNT];     /* over all ranks, once they are known */
   uint64_t delay_state[2];
@@ -109,12 +113,31 @@ typedef struct MoeExec {
   int32_t local_at;       /* first unfinished of `locals` */
   int32_t unfinished;     /* progress thread: links and local ops with work left in this step */
   int64_t wake_ns;        /* progress thread: when to look again at the latest */
+
+  /* The timeline: where ops take given times, each starts when what it waits for has ended, and ends that much later,
+     whenever the machine got round to it; threads sleep until these times, so lateness never adds up. */
+  bool timed;
+  int64_t at_ns;   /* compute thread: end of its last op */
+  int64_t last_ns; /* progress thread: end of the latest op of this step */
+  int64_t late_ns; /* most by which an op of this step began too late */
 } MoeExec;
 
-/* Builds all tables, maps memory, starts the progress thread. Weights are not set yet: moe_exec_init_weights(). */
-MoeStatus moe_exec_open(MoeExec *, const MoeBundle *, const MoeKernels *, const MoeWiring *, MoeShared *, int32_t rank,
-                        const MoeExecOptions *);
+/* What the executors of a rank's shapes have in common. */
+typedef struct MoeExecIn {
+  const MoeKernels *kernels;
+  MoeShared *shared;
+  int32_t rank;
+  const MoeExecOptions *options;
+  uint64_t *pace_sent; /* [n_ranks] */
+} MoeExecIn;
+
+/* Builds all tables of one shape. Weights are not set yet: moe_exec_init_weights(). */
+MoeStatus moe_exec_open(MoeExec *, const MoeExecIn *, const MoeBundle *, const MoeWiring *, const MoeMem *);
 void moe_exec_close(MoeExec *);
+
+/* The progress thread; steps run between the two. Of a rank's executors one at a time may be started. */
+MoeStatus moe_exec_start(MoeExec *);
+void moe_exec_stop(MoeExec *);
 void moe_exec_init_weights(MoeExec *, uint64_t seed);
 
 /* Tokens and labels of micro-batch `mb` for this attention rank, [n_seqs][seq]; sequence i is number *first_p + i of
@@ -133,9 +156,10 @@ double moe_clip_scale(double norm, double clip);
 MoeStatus moe_exec_build(MoeExec *);
 void moe_exec_unbuild(MoeExec *);
 bool moe_exec_ready(const MoeExec *, int32_t op);
+int64_t moe_exec_ready_ns(const MoeExec *, int32_t op); /* when the last op that it waits for ended, if it is ready */
 void moe_exec_finish(MoeExec *, int32_t op, bool on_comm, int64_t start_ns);
 void moe_exec_delay(MoeExec *, bool on_comm);
-void moe_exec_release(MoeExec *, int32_t recv_op);
+void moe_exec_release(MoeExec *, int32_t recv_op, int64_t free_ns);
 void moe_comm_begin(MoeExec *);
 MoeStatus moe_comm_pass(MoeExec *, bool *moved_p);
 bool moe_comm_in_flight(const MoeExec *);

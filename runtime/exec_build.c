@@ -68,12 +68,10 @@ static MoeStatus make_arrays(MoeExec *x)
   x->ins = calloc(arrivals * 2, sizeof *x->ins); /* a RELAY and the op that releases may look at the same messages */
   x->sends = calloc(ranks, sizeof *x->sends);
   x->recvs = calloc(ranks, sizeof *x->recvs);
-  x->pace_ranks = calloc(ranks, sizeof *x->pace_ranks);
   x->n_nodes = calloc((size_t)x->bundle->n_groups, sizeof *x->n_nodes);
   x->node_first = calloc((size_t)x->bundle->n_groups * ((size_t)x->bundle->replica_ranks + 1), sizeof *x->node_first);
   if (x->info == NULL || x->done == NULL || x->locals == NULL || x->unreleased == NULL || x->arrivals == NULL ||
-      x->ins == NULL || x->sends == NULL || x->recvs == NULL || x->pace_ranks == NULL || x->n_nodes == NULL ||
-      x->node_first == NULL) {
+      x->ins == NULL || x->sends == NULL || x->recvs == NULL || x->n_nodes == NULL || x->node_first == NULL) {
     moe_error("out of memory for the executor's tables");
     return MOE_ENOMEM;
   }
@@ -89,7 +87,10 @@ static MoeStatus open_end(MoeExec *x, MoeEnd *end, int32_t src, int32_t dst)
   int32_t other = src == x->me.rank ? dst : src;
   MoePeer a = {.rank = x->me.rank};
   MoePeer b = {.rank = other};
-  *end = (MoeEnd){.plan = plan, .other = other, .peer_index = moe_rank_of(x->bundle, other).index};
+  *end = (MoeEnd){.plan = plan,
+                  .other = other,
+                  .peer_index = moe_rank_of(x->bundle, other).index,
+                  .pace_sent = &x->pace_sent[other]};
   end->link = (MoeLink){.transport = moe_transport_for(&a, &b),
                         .src = src,
                         .dst = dst,
@@ -268,6 +269,28 @@ static void fill_batch(MoeExec *x, MoeCall *call)
   call->labels = x->mem.labels + at;
 }
 
+/* Who sends what an attention, head or join op takes in, and how many ranks a PIPE is cut for. Messages and joins carry
+   the layer whose output they speak of, attention ops and the head take in that of the layer before. */
+static void fill_senders(const MoeBundle *b, const MoeOp *op, MoeCall *call)
+{
+  bool join = op->kind == MOE_OP_JOIN_FWD || op->kind == MOE_OP_JOIN_DGRAD;
+  int32_t layer = join || op->kind == MOE_OP_SEND ? op->layer : op->layer - 1;
+  if (op->edge == MOE_EDGE_PIPE || op->edge == MOE_EDGE_PIPE_B) {
+    call->n_dst = b->groups[op->peer].n_ranks;
+  }
+  if (layer < 0) {
+    return;
+  }
+  call->piped = moe_piped(b, op->mb, layer);
+  if (op->kind == MOE_OP_JOIN_DGRAD) {
+    call->n_src = b->groups[moe_att_of(b, op->mb, layer + 1)].n_ranks;
+  } else if (call->piped && !join && op->kind != MOE_OP_SEND) {
+    call->n_src = b->groups[moe_combine_of(b, op->mb, layer)].n_ranks;
+  } else {
+    call->n_src = b->chunks * b->groups[moe_ffn_of(b, op->mb, layer)].n_ranks;
+  }
+}
+
 static MoeStatus fill_call(MoeExec *x, int32_t i)
 {
   const MoeBundle *b = x->bundle;
@@ -280,6 +303,8 @@ static MoeStatus fill_call(MoeExec *x, int32_t i)
                     .edge = op->edge,
                     .seq = b->seq,
                     .me = x->me.index,
+                    .chunk = op->chunk,
+                    .n_chunks = b->chunks,
                     .scratch = x->mem.scratch[x->info[i].compute ? 0 : 1],
                     .scalars = x->scalars[x->info[i].compute ? 0 : 1],
                     .inv_seqs = 1.0 / b->global_batch,
@@ -293,21 +318,30 @@ static MoeStatus fill_call(MoeExec *x, int32_t i)
     return bad_op(op, "this bundle's kernels cannot do it");
   }
   fill_batch(x, call);
-  int32_t src_layer = op->kind == MOE_OP_SEND && op->edge == MOE_EDGE_COMBINE_B ? op->layer : op->layer - 1;
   int32_t layer = op->layer < b->n_layers ? op->layer : b->n_layers - 1;
-  int32_t ffn = b->ffn_group[layer];
+  int32_t ffn = moe_ffn_of(b, op->mb, layer);
   call->n_ffn = b->groups[ffn].n_ranks;
   call->node_first = x->node_first + (ptrdiff_t)ffn * (b->replica_ranks + 1);
   call->n_nodes = x->n_nodes[ffn];
   call->relayed = moe_group_relays(b, ffn);
   if (side == MOE_ROLE_A) {
-    call->n_src = src_layer >= 0 ? b->groups[b->ffn_group[src_layer]].n_ranks : 0;
+    fill_senders(b, op, call);
   } else {
     call->seq0 = call->n_seqs = 0;
     call->tokens = call->labels = NULL;
-    call->n_dst = b->groups[b->att_group[layer + 1]].n_ranks;
+    call->n_dst = b->groups[moe_combine_of(b, op->mb, layer)].n_ranks;
   }
   return fill_memory(x, i, side, call);
+}
+
+/* Keeps in[0 .. n) ascending by peer: chunks may be listed in any order. */
+static void add_in(MoeIn *in, int32_t n, MoeIn one)
+{
+  while (n > 0 && in[n - 1].peer > one.peer) {
+    in[n] = in[n - 1];
+    n--;
+  }
+  in[n] = one;
 }
 
 /* `in`: messages of the RECV ops that the op releases, or, for ops that release none, of those it waits for. */
@@ -324,7 +358,8 @@ static void fill_ins(MoeExec *x)
       continue;
     }
     const int32_t *from = releases ? info->release : info->wait;
-    info->call.in = &x->ins[at];
+    MoeIn *in = &x->ins[at];
+    info->call.in = in;
     for (int32_t k = 0; k < MOE_MAX_WAITS && from[k] >= 0; k++) {
       const MoeOpInfo *recv = &x->info[from[k]];
       if (x->ops[from[k]].kind != MOE_OP_RECV) {
@@ -332,9 +367,9 @@ static void fill_ins(MoeExec *x)
       }
       for (int32_t m = 0; m < recv->n_msgs; m++) {
         const MoeArrival *a = &x->arrivals[recv->first_arrival + m];
-        int32_t peer = moe_peer_index(&x->me, &x->ops[from[k]], a->end->other);
-        x->ins[at++] = (MoeIn){a->end->link.transport->data(&a->end->link, a->msg->slot), peer};
-        info->call.n_in++;
+        int32_t peer = moe_source_index(&x->me, &x->ops[from[k]], a->end->other);
+        add_in(in, info->call.n_in++, (MoeIn){a->end->link.transport->data(&a->end->link, a->msg->slot), peer});
+        at++;
       }
     }
   }
@@ -364,7 +399,6 @@ void moe_exec_unbuild(MoeExec *x)
   free(x->ins);
   free(x->sends);
   free(x->recvs);
-  free(x->pace_ranks);
   free(x->n_nodes);
   free(x->node_first);
 }

@@ -2,6 +2,7 @@
    Nothing here blocks, so a message that cannot go yet holds up only those behind it on its own link. */
 #include <string.h>
 
+#include "runtime/emu.h"
 #include "runtime/exec.h"
 #include "runtime/log.h"
 
@@ -10,10 +11,15 @@ void moe_comm_begin(MoeExec *x)
   x->unfinished = x->n_locals;
   x->local_at = 0;
   x->wake_ns = INT64_MAX;
+  x->last_ns = 0;
   for (int32_t i = 0; i < x->n_ops; i++) {
-    x->info[i].left = x->info[i].n_msgs;
-    x->info[i].begun = false;
-    x->info[i].start_ns = INT64_MAX;
+    MoeOpInfo *info = &x->info[i];
+    info->left = info->n_msgs;
+    info->begun = false;
+    info->start_ns = INT64_MAX;
+    if (!info->compute) {
+      info->end_ns = 0;
+    }
   }
   for (int32_t i = 0; i < x->n_sends; i++) {
     x->sends[i].next = x->sends[i].sent = x->sends[i].finished = 0;
@@ -35,11 +41,14 @@ bool moe_comm_in_flight(const MoeExec *x)
   return false;
 }
 
-static void message_done(MoeExec *x, int32_t op)
+static void message_done(MoeExec *x, int32_t op, int64_t end_ns)
 {
+  MoeOpInfo *info = &x->info[op];
   x->unfinished--;
-  if (--x->info[op].left == 0) {
-    moe_exec_finish(x, op, true, x->info[op].start_ns);
+  info->end_ns = end_ns > info->end_ns ? end_ns : info->end_ns;
+  x->last_ns = end_ns > x->last_ns ? end_ns : x->last_ns;
+  if (--info->left == 0) {
+    moe_exec_finish(x, op, true, info->start_ns);
   }
 }
 
@@ -77,58 +86,67 @@ static MoeStatus pack(MoeExec *x, const MoeEnd *end, const MoeMsg *msg, size_t *
   return MOE_OK;
 }
 
-static MoeStatus hand_over(const MoeExec *x, MoeEnd *end, size_t bytes, int64_t start_ns)
+static MoeStatus hand_over(const MoeExec *x, MoeEnd *end, size_t bytes, MoeSpan span)
 {
   const MoeMsg *msg = &end->plan->sends[end->sent++];
-  return end->link.transport->put(&end->link, msg->slot, moe_msg_generation(msg, x->step.tick), bytes, start_ns);
+  return end->link.transport->put(&end->link, msg->slot, moe_msg_generation(msg, x->tick), bytes, span);
 }
 
-/* Hands over what the arbiter has let through by now. */
+static void look_again(MoeExec *x, int64_t ns)
+{
+  x->wake_ns = ns < x->wake_ns ? ns : x->wake_ns;
+}
+
+/* Hands over what the arbiter has let through by now. The op's end is when the port was free again. */
 static MoeStatus progress_paced(MoeExec *x, MoeEnd *end, int64_t now, bool *moved_p)
 {
-  MoePacer *pacer = x->shared->pacer;
-  if (end->sent == end->next) {
-    return MOE_OK;
-  }
-  if (now >= end->pace_next_ns || moe_pace_epoch(pacer) != end->pace_epoch) {
-    end->pace_epoch = moe_pace_epoch(pacer);
-    uint64_t done = moe_pace_done(pacer, end->link.src, end->link.dst, now, &end->pace_next_ns);
-    while (end->pace_sent < done) {
-      int64_t start_ns = moe_pace_start_ns(pacer, end->link.src, end->link.dst, end->pace_sent++);
-      const MoeMsg *msg = &end->plan->sends[end->sent];
-      const MoeMsgHead *head = (const void *)end->link.transport->slot(&end->link, msg->slot);
-      MOE_TRY(hand_over(x, end, head->bytes, start_ns));
-      *moved_p = true;
+  while (end->sent < end->next) {
+    const MoeMsg *msg = &end->plan->sends[end->sent];
+    MoeOpInfo *info = &x->info[msg->op];
+    MoePaced paced;
+    if (!moe_pace_message(x->shared->pacer, end->link.src, end->link.dst, *end->pace_sent, &paced)) {
+      break; /* moe_pace_poll() knows when to look again */
     }
-  }
-  if (end->sent < end->next && end->pace_next_ns < x->wake_ns) {
-    x->wake_ns = end->pace_next_ns;
+    if (paced.arrival_ns > now) {
+      look_again(x, paced.arrival_ns);
+      break;
+    }
+    const MoeMsgHead *head = (const void *)end->link.transport->slot(&end->link, msg->slot);
+    (*end->pace_sent)++;
+    info->end_ns = paced.sent_ns > info->end_ns ? paced.sent_ns : info->end_ns;
+    info->start_ns = x->bundle->emu != NULL && paced.start_ns < info->start_ns ? paced.start_ns : info->start_ns;
+    MOE_TRY(hand_over(x, end, head->bytes, (MoeSpan){paced.start_ns, paced.arrival_ns}));
+    *moved_p = true;
   }
   return MOE_OK;
 }
 
-static void start_paced(MoeExec *x, MoeEnd *end, size_t bytes)
+static void start_paced(MoeExec *x, MoeEnd *end, const MoeMsg *msg, size_t bytes, int64_t ready_ns)
 {
-  MoePacer *pacer = x->shared->pacer;
-  (void)moe_pace_start(pacer, end->link.src, end->link.dst, bytes, moe_now_ns());
-  end->pace_next_ns = 0;
-  int32_t n = moe_pace_senders(pacer, x->pace_ranks);
-  for (int32_t i = 0; i < n; i++) { /* a new message changes the others' arrival */
-    if (x->pace_ranks[i] != x->me.rank) {
-      moe_bell_ring(&x->shared->comm_bells[x->pace_ranks[i]]);
-    }
+  int64_t latency_ns = 0;
+  double size = (double)bytes;
+  if (x->bundle->emu != NULL) {
+    size = moe_emu_message(&x->me, msg->op, end->other, x->options.scale, &latency_ns);
   }
+  (void)moe_pace_start(x->shared->pacer, end->link.src, end->link.dst, size, latency_ns, ready_ns);
 }
 
-static bool may_pack(const MoeExec *x, const MoeEnd *end)
+/* Whether the next message may be packed, and since when. */
+static bool may_pack(const MoeExec *x, const MoeEnd *end, int64_t *ready_ns_p)
 {
+  int64_t free_ns = 0;
   if (end->next == end->plan->n_msgs || (x->options.sync_send && end->finished < end->next) ||
       end->next - end->sent >= MOE_PACE_QUEUE) {
     return false;
   }
   const MoeMsg *msg = &end->plan->sends[end->next];
-  return moe_exec_ready(x, msg->op) &&
-         end->link.transport->acquire(&end->link, msg->slot, moe_msg_generation(msg, x->step.tick));
+  if (!moe_exec_ready(x, msg->op) ||
+      !end->link.transport->acquire(&end->link, msg->slot, moe_msg_generation(msg, x->tick), &free_ns)) {
+    return false;
+  }
+  *ready_ns_p = x->timed ? moe_exec_ready_ns(x, msg->op) : moe_now_ns();
+  *ready_ns_p = x->timed && free_ns > *ready_ns_p ? free_ns : *ready_ns_p;
+  return true;
 }
 
 static void finish_sent(MoeExec *x, MoeEnd *end, bool *moved_p)
@@ -136,35 +154,56 @@ static void finish_sent(MoeExec *x, MoeEnd *end, bool *moved_p)
   while (end->finished < end->sent) {
     const MoeMsg *msg = &end->plan->sends[end->finished];
     if (x->options.sync_send &&
-        !end->link.transport->taken(&end->link, msg->slot, moe_msg_generation(msg, x->step.tick))) {
+        !end->link.transport->taken(&end->link, msg->slot, moe_msg_generation(msg, x->tick))) {
       break;
     }
     end->finished++;
-    message_done(x, msg->op);
+    message_done(x, msg->op, 0);
     *moved_p = true;
   }
 }
 
 static MoeStatus progress_send(MoeExec *x, MoeEnd *end, bool *moved_p)
 {
+  int64_t ready_ns = 0;
   if (end->finished == end->plan->n_msgs) {
     return MOE_OK;
   }
-  if (end->paced) {
-    MOE_TRY(progress_paced(x, end, moe_now_ns(), moved_p));
-  }
   finish_sent(x, end, moved_p);
-  while (may_pack(x, end)) {
+  while (may_pack(x, end, &ready_ns)) {
     const MoeMsg *msg = &end->plan->sends[end->next];
+    MoeOpInfo *info = &x->info[msg->op];
     size_t bytes;
     MOE_TRY(pack(x, end, msg, &bytes));
     end->next++;
     *moved_p = true;
     if (end->paced) {
-      start_paced(x, end, bytes);
+      start_paced(x, end, msg, bytes, ready_ns);
     } else {
-      MOE_TRY(hand_over(x, end, bytes, x->info[msg->op].start_ns));
+      info->end_ns = ready_ns > info->end_ns ? ready_ns : info->end_ns;
+      info->start_ns = x->bundle->emu != NULL ? ready_ns : info->start_ns;
+      MOE_TRY(hand_over(x, end, bytes, (MoeSpan){info->start_ns, ready_ns}));
       finish_sent(x, end, moved_p);
+    }
+  }
+  return MOE_OK;
+}
+
+/* Brings the arbiter up to now and hands over what has arrived. */
+static MoeStatus progress_pacer(MoeExec *x, bool *moved_p)
+{
+  bool under_way = false;
+  int64_t now = moe_now_ns();
+  for (int32_t i = 0; i < x->n_sends && !under_way; i++) {
+    under_way = x->sends[i].paced && x->sends[i].sent < x->sends[i].next;
+  }
+  if (!under_way) {
+    return MOE_OK;
+  }
+  look_again(x, moe_pace_poll(x->shared->pacer, x->me.rank, now));
+  for (int32_t i = 0; i < x->n_sends; i++) {
+    if (x->sends[i].paced) {
+      MOE_TRY(progress_paced(x, &x->sends[i], now, moved_p));
     }
   }
   return MOE_OK;
@@ -174,12 +213,14 @@ static MoeStatus check_arrival(const MoeExec *x, const MoeEnd *end, const MoeMsg
 {
   const MoeOp *op = &x->ops[msg->op];
   const MoeMsgHead *head = (const void *)end->link.transport->data(&end->link, msg->slot);
-  uint32_t expected = moe_stamp((uint32_t)x->step.tick, (uint32_t)op->layer, (uint32_t)op->mb, op->edge);
+  uint32_t expected =
+      moe_stamp((uint32_t)x->tick, (uint32_t)op->chunk, (uint32_t)op->layer, (uint32_t)op->mb, op->edge);
   if (head->stamp != expected) {
     char text[96];
     moe_op_text(op, text, sizeof text);
     moe_error(
-        "%s: the message from rank %d is stamped %08x, the schedule expects %08x (step, layer, micro-batch, edge)",
+        "%s: the message from rank %d is stamped %08x, the schedule expects %08x (step and chunk, layer, micro-batch, "
+        "edge)",
         text, end->other, head->stamp, expected);
     return MOE_EPROTO;
   }
@@ -195,15 +236,15 @@ static MoeStatus progress_recv(MoeExec *x, MoeEnd *end, bool *moved_p)
 {
   while (end->next < end->plan->n_msgs) {
     const MoeMsg *msg = &end->plan->recvs[end->next];
-    uint64_t generation = moe_msg_generation(msg, x->step.tick);
+    uint64_t generation = moe_msg_generation(msg, x->tick);
     MoeOpInfo *info = &x->info[msg->op];
-    int64_t start_ns;
-    if (!moe_exec_ready(x, msg->op) || !end->link.transport->arrived(&end->link, msg->slot, generation, &start_ns)) {
+    MoeSpan span;
+    if (!moe_exec_ready(x, msg->op) || !end->link.transport->arrived(&end->link, msg->slot, generation, &span)) {
       break;
     }
     MOE_TRY(check_arrival(x, end, msg));
-    if (start_ns < info->start_ns) {
-      info->start_ns = start_ns;
+    if (span.start_ns < info->start_ns) {
+      info->start_ns = span.start_ns;
     }
     if (x->ops[msg->op].edge == MOE_EDGE_SCALARS_DOWN) {
       moe_tail_arrived(x, msg->op, end->link.transport->data(&end->link, msg->slot));
@@ -213,7 +254,30 @@ static MoeStatus progress_recv(MoeExec *x, MoeEnd *end, bool *moved_p)
     if (x->options.sync_send) {
       end->link.transport->take(&end->link, msg->slot, generation);
     }
-    message_done(x, msg->op);
+    message_done(x, msg->op, span.arrival_ns);
+  }
+  return MOE_OK;
+}
+
+/* Runs a relay or node sum that is ready; one that takes a given time ends later. */
+static MoeStatus start_local(MoeExec *x, int32_t op)
+{
+  MoeOpInfo *info = &x->info[op];
+  set_busy(x, (uint32_t)op + 1);
+  moe_exec_delay(x, true);
+  info->start_ns = x->step.trace || x->timed ? moe_now_ns() : 0;
+  MoeStatus status = x->kernels->run[x->ops[op].kind](&info->call);
+  if (status != MOE_OK) {
+    moe_error("%s", moe_status_text(status));
+    return status;
+  }
+  set_busy(x, 0);
+  info->running = true;
+  if (x->bundle->emu != NULL) {
+    info->start_ns = moe_exec_ready_ns(x, op);
+    info->end_ns = info->start_ns + moe_emu_ns(&x->me, op, x->options.scale);
+  } else if (x->timed) {
+    info->end_ns = moe_exec_ready_ns(x, op) + moe_now_ns() - info->start_ns;
   }
   return MOE_OK;
 }
@@ -224,22 +288,22 @@ static MoeStatus progress_locals(MoeExec *x, bool *moved_p)
 {
   for (int32_t i = x->local_at; i < x->n_locals; i++) {
     int32_t op = x->locals[i];
-    if (x->info[op].left < 0 || !moe_exec_ready(x, op)) {
+    MoeOpInfo *info = &x->info[op];
+    if (info->left < 0 || !moe_exec_ready(x, op)) {
       continue;
     }
-    set_busy(x, (uint32_t)op + 1);
-    moe_exec_delay(x, true);
-    int64_t start_ns = x->step.trace ? moe_now_ns() : 0;
-    MoeStatus status = x->kernels->run[x->ops[op].kind](&x->info[op].call);
-    if (status != MOE_OK) {
-      moe_error("%s", moe_status_text(status));
-      return status;
+    if (!info->running) {
+      MOE_TRY(start_local(x, op));
     }
-    set_busy(x, 0);
-    x->info[op].left = -1;
+    if (info->end_ns > moe_now_ns()) {
+      look_again(x, info->end_ns);
+      continue;
+    }
+    info->running = false;
+    info->left = -1;
     x->unfinished--;
     *moved_p = true;
-    moe_exec_finish(x, op, true, start_ns);
+    moe_exec_finish(x, op, true, info->start_ns);
   }
   while (x->local_at < x->n_locals && x->info[x->locals[x->local_at]].left < 0) {
     x->local_at++;
@@ -256,6 +320,9 @@ MoeStatus moe_comm_pass(MoeExec *x, bool *moved_p)
   MOE_TRY(progress_locals(x, moved_p));
   for (int32_t i = 0; i < x->n_sends; i++) {
     MOE_TRY(progress_send(x, &x->sends[i], moved_p));
+  }
+  if (x->shared->pacer != NULL) {
+    MOE_TRY(progress_pacer(x, moved_p));
   }
   return MOE_OK;
 }

@@ -10,7 +10,7 @@ enum { PAYLOAD = 64 };
 
 static size_t write_message(MoeExec *x, const MoeOp *op, uint8_t *slot, const void *payload, size_t bytes)
 {
-  MoeMsgHead head = {.stamp = moe_stamp((uint32_t)x->step.tick, (uint32_t)op->layer, (uint32_t)op->mb, op->edge),
+  MoeMsgHead head = {.stamp = moe_stamp((uint32_t)x->tick, 0, (uint32_t)op->layer, (uint32_t)op->mb, op->edge),
                      .bytes = (uint32_t)(PAYLOAD + bytes)};
   memcpy(slot, &head, sizeof head);
   memcpy(slot + PAYLOAD, payload, bytes);

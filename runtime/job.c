@@ -9,21 +9,33 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/emu.h"
 #include "runtime/launch.h"
 #include "runtime/log.h"
 #include "runtime/run.h"
+#include "runtime/shapes.h"
 #include "runtime/tensors.h"
 #include "runtime/trace.h"
+
+/* group_of: [ways][n]. Whether the group holds layer l in some direction. */
+static bool holds(const MoeBundle *b, const int16_t *group_of, int32_t n, int32_t l, int32_t group)
+{
+  bool any = false;
+  for (int32_t way = 0; way < b->ways; way++) {
+    any = any || group_of[way * n + l] == group;
+  }
+  return any;
+}
 
 static void print_layers(const MoeBundle *b, const int16_t *group_of, int32_t n, int32_t group)
 {
   bool any = false;
   for (int32_t l = 0; l < n; l++) {
-    if (group_of[l] != group) {
+    if (!holds(b, group_of, n, l, group)) {
       continue;
     }
     int32_t end = l;
-    while (end + 1 < n && group_of[end + 1] == group) {
+    while (end + 1 < n && holds(b, group_of, n, end + 1, group)) {
       end++;
     }
     bool head = end == b->n_layers;
@@ -44,12 +56,20 @@ static void print_layers(const MoeBundle *b, const int16_t *group_of, int32_t n,
 static void print_plan(const MoeBundle *b)
 {
   printf("%s, schedule %s, from %s\n", b->model, b->system, b->spec);
-  printf("%d ranks: %d replicas of %d; %d micro-batches of up to %d sequences of %d tokens, %d sequences a step\n",
-         moe_n_ranks(b), b->replicas, b->replica_ranks, b->micro_batches, b->mb_seqs, b->seq, b->global_batch);
+  printf("%d ranks: %d replicas of %d\n", moe_n_ranks(b), b->replicas, b->replica_ranks);
+  for (const MoeBundle *s = b; s != NULL; s = s->next) {
+    printf("shape %s: %d micro-batches of up to %d sequences of %d tokens, %d sequences a step\n", s->shape,
+           s->micro_batches, s->mb_seqs, s->seq, s->global_batch);
+  }
+  if (b->emu != NULL) {
+    printf("a rehearsal without kernels; a step is simulated to take %.3f ms\n", b->emu->step_ns * 1e-6);
+  }
   for (int32_t g = 0; g < b->n_groups; g++) {
     const MoeGroup *group = &b->groups[g];
-    printf("%-4s ranks %d-%d  ops %d", group->name, group->first_rank, group->first_rank + group->n_ranks - 1,
-           group->n_ops);
+    printf("%-4s ranks %d-%d  ops", group->name, group->first_rank, group->first_rank + group->n_ranks - 1);
+    for (const MoeBundle *s = b; s != NULL; s = s->next) {
+      printf("%s%d", s == b ? " " : ", ", s->groups[g].n_ops);
+    }
     if (group->role & MOE_ROLE_A) {
       printf("  attention layers ");
       print_layers(b, b->att_group, b->n_layers + 1, g);
@@ -63,32 +83,48 @@ static void print_plan(const MoeBundle *b)
   }
 }
 
-static MoeStatus print_memory(const MoeBundle *b, const MoeKernels *kernels, const MoeWiring *wiring)
+static MoeStatus print_memory(const MoeBundle *b, const MoeKernels *kernels, const MoeWiring *wirings)
 {
+  MoeStatus status = MOE_OK;
+  MoeMem *mems = calloc((size_t)moe_n_shapes(b), sizeof *mems);
+  if (mems == NULL) {
+    moe_error("out of memory");
+    return MOE_ENOMEM;
+  }
   printf("rank group      weights    gradients    optimizer  activations      buffers    workspace        total\n");
-  for (int32_t r = 0; r < moe_n_ranks(b); r++) {
+  for (int32_t r = 0; r < moe_n_ranks(b) && status == MOE_OK; r++) {
     MoeRank me = moe_rank_of(b, r);
-    MoeMem m;
-    MOE_TRY(moe_mem_size(&m, &me, kernels, wiring));
+    status = moe_mem_size(mems, b, r, kernels, wirings);
+    MoeMem m = mems[0];
     unsigned long long total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.workspace;
     printf("%4d %-5s %12llu %12llu %12llu %12llu %12llu %12llu %12llu\n", r, me.group->name,
            (unsigned long long)m.weights, (unsigned long long)m.gradients, (unsigned long long)m.optimizer,
            (unsigned long long)m.activations, (unsigned long long)m.buffers, (unsigned long long)m.workspace, total);
-    moe_mem_unmap(&m);
+    moe_mem_unmap(mems);
   }
-  return MOE_OK;
+  free(mems);
+  return status;
+}
+
+/* Of the last step's shape; the index of the step among those of the shape. */
+static int32_t last_shape(const MoeRun *run, int64_t *index_p)
+{
+  return moe_options_turn(run->options, run->options->steps - 1, index_p);
 }
 
 /* The last step's tokens, as every attention rank has read them. */
 static MoeStatus write_batch(const MoeFile *f, const MoeRun *run)
 {
-  const MoeBundle *b = run->bundle;
+  int64_t index;
+  int32_t shape = last_shape(run, &index);
+  const MoeBundle *b = moe_shape_at(run->bundle, shape);
+  const MoeData *data = &run->data[shape];
   size_t n = (size_t)b->seq + 1;
   int32_t *tokens = malloc(n * sizeof *tokens);
   MoeStatus status = tokens == NULL ? MOE_ENOMEM : MOE_OK;
   for (int64_t g = 0; status == MOE_OK && g < b->global_batch; g++) {
-    uint64_t number = (uint64_t)((run->options->steps - 1) * b->global_batch + g);
-    status = moe_data_read(&run->data, false, moe_data_sample(&run->data, number), tokens);
+    uint64_t number = (uint64_t)(index * b->global_batch + g);
+    status = moe_data_read(data, false, moe_data_sample(data, number), tokens);
     if (status == MOE_OK) {
       status = moe_file_write_at(f, tokens, n * sizeof *tokens, (uint64_t)g * n * sizeof *tokens);
     }
@@ -97,22 +133,44 @@ static MoeStatus write_batch(const MoeFile *f, const MoeRun *run)
   return status;
 }
 
+/* Whether some step has this shape. */
+static bool in_use(const MoeOptions *o, int32_t shape)
+{
+  bool any = false;
+  for (int32_t i = 0; i < o->n_turns; i++) {
+    any = any || o->turns[i].shape == shape;
+  }
+  return any;
+}
+
+/* The file as one shape cuts it in samples. */
+static MoeStatus open_view(MoeRun *run, const MoeBundle *b, MoeData *data)
+{
+  const MoeOptions *o = run->options;
+  MOE_TRY(moe_data_open(data, o->data, o->format, o->holdout, b->seq, b->vocab, o->seed));
+  int64_t held = data->tokens - data->train_tokens;
+  if (data->n_eval == 0 && o->eval_every_given) {
+    moe_error("--eval-every: the held-out part has %lld tokens, but one sample needs %d", (long long)held, b->seq + 1);
+    return MOE_EINVAL;
+  }
+  if (data->n_eval == 0 && o->holdout > 0) {
+    moe_note("the held-out part has %lld tokens, fewer than one sample needs (%d): no evaluation", (long long)held,
+             b->seq + 1);
+  }
+  return MOE_OK;
+}
+
 static MoeStatus open_data(MoeRun *run)
 {
   const MoeOptions *o = run->options;
-  if (o->steps == 0) {
+  int32_t k = 0;
+  if (o->steps == 0 || run->bundle->emu != NULL) {
     return MOE_OK;
   }
-  MOE_TRY(moe_data_open(&run->data, o->data, o->format, o->holdout, run->bundle->seq, run->bundle->vocab, o->seed));
-  int64_t held = run->data.tokens - run->data.train_tokens;
-  if (run->data.n_eval == 0 && o->eval_every_given) {
-    moe_error("--eval-every: the held-out part has %lld tokens, but one sample needs %d", (long long)held,
-              run->bundle->seq + 1);
-    return MOE_EINVAL;
-  }
-  if (run->data.n_eval == 0 && o->holdout > 0) {
-    moe_note("the held-out part has %lld tokens, fewer than one sample needs (%d): no evaluation", (long long)held,
-             run->bundle->seq + 1);
+  for (const MoeBundle *b = run->bundle; b != NULL; b = b->next, k++) {
+    if (in_use(o, k)) {
+      MOE_TRY(open_view(run, b, &run->data[k]));
+    }
   }
   return MOE_OK;
 }
@@ -123,7 +181,6 @@ static MoeStatus open_log(MoeRun *run)
                             .log_path = run->options->log,
                             .live = isatty(STDERR_FILENO) == 1,
                             .steps = run->options->steps,
-                            .flops_per_token = run->bundle->flops_per_token,
                             .peak_flops = run->bundle->peak_flops};
   if (run->options->log != NULL) {
     run->report.log_fd = open(run->options->log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
@@ -135,23 +192,40 @@ static MoeStatus open_log(MoeRun *run)
   return MOE_OK;
 }
 
-static MoeStatus map_shared(MoeRun *run)
+static void poison_slots(const MoeRun *run, const MoeWiring *wiring)
 {
-  const MoeOptions *o = run->options;
-  int32_t max_ops = 0;
-  for (int32_t g = 0; g < run->bundle->n_groups && o->trace != NULL; g++) {
-    max_ops = run->bundle->groups[g].n_ops > max_ops ? run->bundle->groups[g].n_ops : max_ops;
-  }
-  int32_t n = moe_n_ranks(run->bundle);
-  MOE_TRY(moe_shared_map(run->shared, n, run->wiring->shared_bytes, o->link > 0, max_ops));
-  if (o->link > 0) {
-    moe_pace_init(run->shared->pacer, n, o->link);
-  }
-  for (int32_t i = 0; o->exec.poison && i < n * n; i++) {
-    const MoeLinkPlan *link = &run->wiring->links[i];
+  int32_t n = wiring->n_ranks;
+  for (int32_t i = 0; i < n * n; i++) {
+    const MoeLinkPlan *link = &wiring->links[i];
     for (int32_t s = 0; i / n != i % n && s < link->n_slots; s++) {
       memset(run->shared->slabs + link->offset[s] + sizeof(MoeSlot), 0xff, moe_align64(link->capacity[s]));
     }
+  }
+}
+
+static MoeStatus map_shared(MoeRun *run)
+{
+  const MoeOptions *o = run->options;
+  const MoeBundle *first = run->bundle;
+  int32_t max_ops = 0, shapes = moe_n_shapes(first);
+  for (const MoeBundle *b = first; b != NULL && o->trace != NULL; b = b->next) {
+    for (int32_t g = 0; g < b->n_groups; g++) {
+      max_ops = b->groups[g].n_ops > max_ops ? b->groups[g].n_ops : max_ops;
+    }
+  }
+  int32_t n = moe_n_ranks(first);
+  int32_t ports = first->emu != NULL ? moe_emu_ports(first) : o->link > 0 ? 2 * n : 0;
+  MOE_TRY(moe_shared_map(run->shared, n, run->wirings[shapes - 1].shared_end, ports, max_ops));
+  if (ports > 0) {
+    moe_pace_init(run->shared->pacer, n, ports, run->shared->comm_bells);
+  }
+  if (first->emu != NULL) {
+    moe_emu_network(first, o->exec.scale, run->shared->pacer);
+  } else if (o->link > 0) {
+    moe_pace_even(run->shared->pacer, o->link);
+  }
+  for (int32_t k = 0; o->exec.poison && k < shapes; k++) {
+    poison_slots(run, &run->wirings[k]);
   }
   return MOE_OK;
 }
@@ -179,7 +253,9 @@ static MoeStatus begin_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
 static MoeStatus commit_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
 {
   if (trace->fd >= 0) {
-    MOE_TRY(moe_trace_write(trace, run->bundle, run->shared));
+    int64_t t = run->options->trace_step > 0 ? run->options->trace_step : run->options->steps, earlier;
+    int32_t shape = moe_options_turn(run->options, t - 1, &earlier);
+    MOE_TRY(moe_trace_write(trace, moe_shape_at(run->bundle, shape), run->shared));
   }
   if (batch->fd >= 0) {
     MOE_TRY(write_batch(batch, run));
@@ -210,12 +286,26 @@ static int run_job(MoeRun *run)
   moe_file_abandon(&run->weights);
   moe_file_abandon(&trace);
   moe_file_abandon(&batch);
-  moe_data_close(&run->data);
+  for (int32_t k = 0; k < moe_n_shapes(run->bundle); k++) {
+    moe_data_close(&run->data[k]);
+  }
   if (run->report.log_fd >= 0) {
     close(run->report.log_fd);
   }
   moe_shared_unmap(run->shared);
   return code;
+}
+
+/* A time scale that suits every shape. */
+static double largest_scale(const MoeBundle *first, const MoeWiring *wirings)
+{
+  double scale = 0;
+  int32_t k = 0;
+  for (const MoeBundle *b = first; b != NULL; b = b->next, k++) {
+    double own = moe_emu_scale(b, &wirings[k]);
+    scale = own > scale ? own : scale;
+  }
+  return scale;
 }
 
 /* With a closed stdin, stdout or stderr, the next file to be opened would take its number, and our messages go into it.
@@ -246,24 +336,36 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
     }
     return fflush(stdout) == 0 ? 0 : 1;
   }
-  MoeWiring wiring;
   MoeShared shared = {0};
   int code = 1;
-  if (moe_wiring_build(bundle, kernels, &wiring) == MOE_OK) {
+  int32_t shapes = moe_n_shapes(bundle);
+  MoeWiring *wirings = moe_wirings_build(bundle, kernels);
+  MoeData *data = calloc((size_t)shapes, sizeof *data);
+  if (wirings != NULL && data != NULL) {
     if (options.memory) {
-      code = print_memory(bundle, kernels, &wiring) == MOE_OK && fflush(stdout) == 0 ? 0 : 1;
+      code = print_memory(bundle, kernels, wirings) == MOE_OK && fflush(stdout) == 0 ? 0 : 1;
     } else {
+      if (bundle->emu != NULL && options.exec.scale == 0) {
+        options.exec.scale = largest_scale(bundle, wirings);
+        options.exec.settle = true;
+      }
       MoeRun run = {.bundle = bundle,
                     .kernels = kernels,
                     .options = &options,
-                    .wiring = &wiring,
+                    .wirings = wirings,
+                    .data = data,
                     .shared = &shared,
                     .grads = MOE_NO_FILE,
                     .weights = MOE_NO_FILE,
                     .report = {.log_fd = -1}};
+      if (shapes > 1 && options.shape == NULL && options.shapes == NULL) {
+        moe_note("all steps take shape %s, the first of %d (--shape and --shapes choose others)", bundle->shape,
+                 shapes);
+      }
       code = run_job(&run);
     }
   }
-  moe_wiring_free(&wiring);
+  moe_wirings_free(wirings, shapes);
+  free(data);
   return code;
 }

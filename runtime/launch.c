@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "runtime/log.h"
+#include "runtime/shapes.h"
 
 enum { LINE_BYTES = 4096, GRACE_NS = 1000000000, POLL_MS = 200 };
 
@@ -169,7 +170,8 @@ static bool start_rank(Job *job, int32_t rank)
 static void doing(const Job *job, int32_t rank, char *text, size_t n)
 {
   const MoeRankState *s = &job->launch->shared->states[rank];
-  const MoeGroup *group = moe_rank_of(job->launch->bundle, rank).group;
+  const MoeBundle *bundle = moe_shape_at(job->launch->bundle, (int32_t)atomic_load(&s->shape));
+  const MoeGroup *group = moe_rank_of(bundle, rank).group;
   unsigned long long step = atomic_load(&s->step);
   uint32_t compute = atomic_load(&s->compute);
   uint32_t comm = atomic_load(&s->comm);

@@ -37,12 +37,16 @@ typedef struct MoeMem {
   uint64_t weights, gradients, optimizer, activations, buffers, workspace;
 } MoeMem;
 
-/* Only sizes: nothing is allocated but the list of buckets. */
-MoeStatus moe_mem_size(MoeMem *, const MoeRank *, const MoeKernels *, const MoeWiring *);
+/* Memory of a rank, [number of shapes]: buckets once, which all entries name; the pools, batch and scratch of the
+   shapes over each other, since one shape runs at a time; slots of messages to itself for each. The terms of mems[0]
+   are those of the whole program. Of moe_mem_size() only sizes are set: nothing is allocated but the list of buckets.
+ */
+MoeStatus moe_mem_size(MoeMem *mems, const MoeBundle *first, int32_t rank, const MoeKernels *, const MoeWiring *);
 
 /* Sizes and maps. poison: fills everything with 0xFF bytes, which are NaN. */
-MoeStatus moe_mem_map(MoeMem *, const MoeRank *, const MoeKernels *, const MoeWiring *, bool poison);
-void moe_mem_unmap(MoeMem *);
+MoeStatus moe_mem_map(MoeMem *mems, const MoeBundle *first, int32_t rank, const MoeKernels *, const MoeWiring *,
+                      bool poison);
+void moe_mem_unmap(MoeMem *mems);
 
 /* NULL if the rank does not hold it. */
 MoeHeld *moe_mem_held(const MoeMem *, MoeBucketKind, int32_t layer);

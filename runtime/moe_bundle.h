@@ -1,4 +1,4 @@
-/* What the compiler hands to the runtime: constant tables, one instance per program, named moe_bundle. */
+/* What the compiler hands to the runtime: constant tables, one instance per shape; the first is named moe_bundle. */
 #ifndef MOE_BUNDLE_H
 #define MOE_BUNDLE_H
 
@@ -54,7 +54,36 @@ typedef struct MoeParam {
   uint8_t decay; /* weight decay applies */
 } MoeParam;
 
+/* The messages of one SEND as modelled. bytes: [n_src][n_dst] by index within the two groups; one number for all where
+   both counts are 0. */
+typedef struct MoeEmuMsg {
+  int32_t n_src;
+  int32_t n_dst;
+  const double *bytes;
+  int64_t near_ns; /* latency within a node, between nodes */
+  int64_t far_ns;
+} MoeEmuMsg;
+
+/* A rehearsal: what a bundle without kernels needs in order to take the modelled time. Ranks of one node talk through
+   their NVLink ports, others through their NICs, both full duplex. */
+typedef struct MoeEmu {
+  double step_ns;                /* of the whole step, as simulated */
+  const int64_t *const *op_ns;   /* [n_groups][n_ops] duration of an op; of messages 0 */
+  const int32_t *const *op_msgs; /* [n_groups][n_ops] index in msgs of a SEND, else -1 */
+  const MoeEmuMsg *msgs;
+  int32_t ranks_per_node; /* as the network sees it */
+  double nvlink;          /* bytes per second of a rank's port */
+  const int32_t *nic_of;  /* [replica_ranks] NIC port that a rank uses, counted within the replica */
+  const double *nic;      /* [n_nics] bytes per second of a port: of all NICs that its ranks share */
+  int32_t n_nics;
+} MoeEmu;
+
+/* One batch shape of the program: its schedule, and what does not depend on the shape. All shapes of a program have the
+   same ranks, groups but for their ops and pools, layers' groups, buckets, holders and parameters. */
 typedef struct MoeBundle {
+  const char *shape;
+  const struct MoeBundle *next; /* the program's next shape, or NULL */
+
   const char *spec; /* path it was made from, as given */
   const char *model;
   const char *system; /* schedule's name; the runtime only prints it */
@@ -66,8 +95,13 @@ typedef struct MoeBundle {
   int32_t n_groups;
   const MoeGroup *groups;
   int32_t n_layers;
-  const int16_t *att_group; /* [n_layers + 1]: attention group of a layer; entry n_layers: the head's */
-  const int16_t *ffn_group; /* [n_layers] */
+  int32_t ways;             /* directions in which micro-batches cross the groups; see moe_way() */
+  const int16_t *att_group; /* [ways][n_layers + 1]: attention group of a layer; entry n_layers: the head's */
+  const int16_t *ffn_group; /* [ways][n_layers] */
+  /* [ways][n_layers] group that receives the layer's COMBINE. Where it is not the next layer's attention group,
+     JOIN_FWD sums there and PIPE carries the sum on. */
+  const int16_t *combine_group;
+  int32_t chunks; /* parts of a micro-batch's tokens, by position, that dispatch, experts and combine take in turn */
   int32_t n_chans;
   const MoeChan *chans;
   int32_t n_buckets;
@@ -89,6 +123,8 @@ typedef struct MoeBundle {
 
   double flops_per_token; /* model FLOPs, 3 x forward, for MFU */
   double peak_flops;      /* of all ranks */
+
+  const MoeEmu *emu; /* NULL: the kernels compute */
 } MoeBundle;
 
 extern const MoeBundle moe_bundle;

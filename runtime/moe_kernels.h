@@ -16,9 +16,11 @@ typedef struct MoeDims {
   int32_t seq;         /* positions per sequence */
   int32_t mb_seqs;     /* sequences of a full micro-batch of one replica */
   int32_t att_seqs;    /* most sequences one rank of its attention group holds of it (0 if it has no attention) */
-  int32_t n_src;       /* most ranks that send COMBINE to it */
+  int32_t n_src;       /* most COMBINE messages that one attention or head op of it takes: ranks times chunks */
   int32_t n_ffn;       /* ranks of its FFN group (FFN role), or the largest FFN group it dispatches to */
   int32_t ffn_experts; /* most experts of a layer that it holds (0 if it has no FFN role) */
+  int32_t n_join;      /* most COMBINE messages that a JOIN of it takes (0: it has none) */
+  int32_t chunks;      /* parts of a micro-batch's tokens, at least 1; FFN slots and messages hold one of them */
   int32_t relay;       /* 1 if it relays for its node, so its FFN slots hold forwarding lists and sums */
 } MoeDims;
 
@@ -27,7 +29,8 @@ enum { MOE_SC_LOSS, MOE_SC_BALANCE, MOE_SC_SUMSQ, MOE_SC_TOKENS, MOE_SC_DROPPED,
 /* One arrived message; data stays valid until the op that releases its RECV has finished. */
 typedef struct MoeIn {
   const uint8_t *data; /* starts with a MoeMsgHead */
-  int32_t peer;        /* index of the sender within its group */
+  int32_t peer;        /* index of the sender within its group; of chunked messages at the attention side
+                          chunk * ranks of the sending group + that index */
 } MoeIn;
 
 typedef struct MoeCall {
@@ -51,8 +54,11 @@ typedef struct MoeCall {
   /* which ranks */
   int32_t me;                /* index within the group that runs this op */
   int32_t n_ffn;             /* ranks of this layer's FFN group */
-  int32_t n_src;             /* ranks that sent COMBINE to this op (attention, head) */
-  int32_t n_dst;             /* ranks of the group this layer's COMBINE goes to (FFN ops) */
+  int32_t n_src;             /* attention, head, join: COMBINE messages that come, or ranks that send PIPE, PIPE_B */
+  bool piped;                /* ATT ops, HEAD: the input comes by PIPE, not by COMBINE. Pack of COMBINE_B: a JOIN's */
+  int32_t n_dst;             /* ranks of the group this layer's COMBINE goes to (FFN ops), or the PIPE (its pack) */
+  int32_t chunk, n_chunks;   /* FFN ops and messages: positions of part `chunk` of `n_chunks` of every sequence;
+                                n_chunks is at least 1 and the same for all ops */
   const int32_t *node_first; /* [n_nodes + 1]: FFN ranks node_first[k] .. node_first[k+1]-1 share node k */
   int32_t n_nodes;
   int32_t peer; /* pack: index of the receiver within its group */

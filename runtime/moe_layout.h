@@ -50,13 +50,33 @@ static inline int64_t moe_mb_first(int64_t global_batch, int64_t replicas, int64
   return moe_part_begin(global_batch, replicas, replica) + mb * mb_seqs;
 }
 
+/* Direction of a micro-batch: with two ways the first half of the micro-batches (the larger one) goes way 0, the rest
+   way 1. */
+static inline int32_t moe_way(int32_t ways, int32_t micro_batches, int32_t mb)
+{
+  return ways > 1 && mb >= (micro_batches + 1) / 2;
+}
+
 /* How FFN ranks are addressed by a dispatch. With MOE_DEDUP_RANK a token goes once to each rank that holds one of its
    experts; with MOE_DEDUP_NODE once to each node, to a relay there; with MOE_DEDUP_FLAT once per chosen expert. */
 typedef enum MoeDedup { MOE_DEDUP_RANK, MOE_DEDUP_NODE, MOE_DEDUP_FLAT } MoeDedup;
 
+/* Things that part i of n has in common with the run [first, first + size), from *begin_p on: the sequences of a PIPE
+   message between a rank that holds that run and rank i of the other group. */
+static inline int64_t moe_part_overlap(int64_t count, int64_t n, int64_t i, int64_t first, int64_t size,
+                                       int64_t *begin_p)
+{
+  int64_t begin = moe_part_begin(count, n, i);
+  int64_t end = moe_part_begin(count, n, i + 1);
+  begin = begin > first ? begin : first;
+  end = end < first + size ? end : first + size;
+  *begin_p = begin;
+  return end > begin ? end - begin : 0;
+}
+
 /* A message is a header, `rows` row heads, `pairs` pairs (DISPATCH, FORWARD) or `pairs` floats (their gradients),
-   padding to 64 bytes, then `rows` rows of the wire type. Gradient messages of COMBINE and GATHER have no heads and no
-   pairs. */
+   padding to 64 bytes, then `rows` rows of the wire type. Gradient messages of COMBINE and GATHER, and both directions
+   of PIPE, have no heads and no pairs. */
 typedef struct MoeMsgHead {
   uint32_t rows;
   uint32_t pairs;
@@ -75,9 +95,9 @@ typedef struct MoePair {
   float weight;    /* routing weight, as used */
 } MoePair;
 
-static inline uint32_t moe_stamp(uint32_t step, uint32_t layer, uint32_t mb, uint32_t edge)
+static inline uint32_t moe_stamp(uint32_t step, uint32_t chunk, uint32_t layer, uint32_t mb, uint32_t edge)
 {
-  return (step & 0xffu) << 24 | (layer & 0xffu) << 16 | (mb & 0xfffu) << 4 | (edge & 0xfu);
+  return (step & 0x1fu) << 27 | (chunk & 0x7u) << 24 | (layer & 0xffu) << 16 | (mb & 0xfffu) << 4 | (edge & 0xfu);
 }
 
 static inline size_t moe_align64(size_t bytes)

@@ -70,6 +70,7 @@ void moe_op_title(const MoeOp *op, char *name, size_t n)
   char bucket[24] = "";
   char layer[16] = "";
   char mb[16] = "";
+  char chunk[16] = "";
   if (op->edge < MOE_EDGE_COUNT) {
     snprintf(edge, sizeof edge, " %s", moe_edge_name(op->edge));
   }
@@ -82,5 +83,8 @@ void moe_op_title(const MoeOp *op, char *name, size_t n)
   if (op->mb >= 0) {
     snprintf(mb, sizeof mb, " m%d", op->mb);
   }
-  snprintf(name, n, "%s%s%s%s%s", moe_op_name(op->kind), edge, bucket, layer, mb);
+  if (op->chunk > 0) {
+    snprintf(chunk, sizeof chunk, " c%d", op->chunk);
+  }
+  snprintf(name, n, "%s%s%s%s%s%s", moe_op_name(op->kind), edge, bucket, layer, mb, chunk);
 }

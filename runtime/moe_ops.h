@@ -36,7 +36,7 @@ typedef enum MoeBucketKind {
    directions of the network. RELAY and NODE_REDUCE run on SEND, beside the compute. */
 typedef enum MoeStream { MOE_STREAM_FWD, MOE_STREAM_BWD, MOE_STREAM_SEND, MOE_STREAM_RECV, MOE_STREAM_COUNT } MoeStream;
 
-enum { MOE_MAX_WAITS = 4 };
+enum { MOE_MAX_WAITS = 8 };
 
 /* An op's id is its index in its group's table; finishing it is its signal. Rows stand in the order of their modelled
    start. Compute ops of a rank run strictly in table order; SEND and RECV of one pair of ranks keep table order too,
@@ -58,9 +58,11 @@ typedef struct MoeOp {
   int32_t wait[MOE_MAX_WAITS]; /* ids of ops of this table that must have finished; -1 fills up */
   int32_t
       release[MOE_MAX_WAITS]; /* ids of RECV ops whose message slots are free once this op has finished; -1 fills up */
+  int16_t chunk;              /* FFN ops and their messages: part of the micro-batch's tokens, 0 without chunks */
+  int16_t pad;                /* 0 */
 } MoeOp;
 
-_Static_assert(sizeof(MoeOp) == 60, "the op row is written into bundles: its size is part of the contract");
+_Static_assert(sizeof(MoeOp) == 96, "the op row is written into bundles: its size is part of the contract");
 
 const char *moe_op_name(MoeOpKind kind);    /* "ATT_FWD" */
 const char *moe_op_letters(MoeOpKind kind); /* "a" */
@@ -68,7 +70,7 @@ const char *moe_edge_name(MoeEdge edge);    /* "DISPATCH" */
 MoePairs moe_edge_pairs(MoeEdge edge);
 const char *moe_bucket_name(MoeBucketKind kind); /* "ATT" */
 
-/* Name of an op in timelines, modelled and measured alike: "SEND DISPATCH l0 m2". */
+/* Name of an op in timelines, modelled and measured alike: "SEND DISPATCH l0 m2"; of later chunks "... m2 c1". */
 void moe_op_title(const MoeOp *, char *title, size_t n);
 
 #endif

@@ -11,7 +11,7 @@
 
 #include "runtime/log.h"
 
-typedef enum Kind { FLAG, COUNT, SEED, REAL, TEXT, FORMAT, RATE } Kind;
+typedef enum Kind { FLAG, COUNT, SEED, REAL, TEXT, WORD, FORMAT, RATE } Kind; /* TEXT: a file */
 
 static const struct {
   const char *name;
@@ -24,6 +24,10 @@ static const struct {
 } rows[] = {
     {"steps", "N", COUNT, offsetof(MoeOptions, steps), 0, 1e15,
      "steps to train (default: the lr schedule's, else 100)"},
+    {"shape", "NAME", WORD, offsetof(MoeOptions, shape), 0, 0,
+     "train on this shape alone (default: the program's first)"},
+    {"shapes", "A:N,B:M", WORD, offsetof(MoeOptions, shapes), 0, 0,
+     "N steps on shape A, then M on shape B, and over again"},
     {"data", "FILE", TEXT, offsetof(MoeOptions, data), 0, 0, "tokens to train on"},
     {"format", "F", FORMAT, offsetof(MoeOptions, format), 0, 0, "of the data: bytes (default), uint16, uint32"},
     {"holdout", "X", REAL, offsetof(MoeOptions, holdout), 0, 0.9,
@@ -41,6 +45,8 @@ static const struct {
     {"link", "RATE", RATE, offsetof(MoeOptions, link), 0, 0, "pace every rank's port, such as 100MB/s or 1Gbit/s"},
     {"compute-scale", "X", REAL, offsetof(MoeOptions, exec.compute_scale), 0, 1e6,
      "stretch every op to X times its CPU time"},
+    {"scale", "X", REAL, offsetof(MoeOptions, exec.scale), 1e-6, 1e9,
+     "rehearsals: real time per modelled time (default: what this machine can keep up with)"},
     {"timeout", "S", REAL, offsetof(MoeOptions, timeout_s), 1, 1e9, "seconds without any progress (default 300)"},
     {"plan", NULL, FLAG, offsetof(MoeOptions, plan), 0, 0, "print groups, ranks and layers, and end"},
     {"memory", NULL, FLAG, offsetof(MoeOptions, memory), 0, 0, "print every rank's memory by term, and end"},
@@ -114,6 +120,9 @@ static MoeStatus set(MoeOptions *o, int row, const char *value)
     if (*value == '\0') {
       return bad_value(row, "''", "expected a file name");
     }
+    *(const char **)field = value;
+    return MOE_OK;
+  case WORD:
     *(const char **)field = value;
     return MOE_OK;
   case COUNT: {
@@ -257,6 +266,105 @@ static MoeStatus check_files(const MoeOptions *o)
   return MOE_OK;
 }
 
+static MoeStatus add_turn(MoeOptions *o, const MoeBundle *b, const char *name, size_t n, int64_t steps)
+{
+  int32_t shape = 0;
+  const MoeBundle *found = b;
+  while (found != NULL && (strlen(found->shape) != n || strncmp(found->shape, name, n) != 0)) {
+    found = found->next;
+    shape++;
+  }
+  if (found == NULL) {
+    char known[256] = "";
+    for (const MoeBundle *s = b; s != NULL && strlen(known) + strlen(s->shape) + 3 < sizeof known; s = s->next) {
+      strcat(known, s == b ? "" : ", ");
+      strcat(known, s->shape);
+    }
+    moe_error("this program has no shape %.*s; it has: %s", (int)n, name, known);
+    return MOE_EINVAL;
+  }
+  if (o->n_turns == MOE_MAX_TURNS) {
+    moe_error("--shapes has more than %d parts", MOE_MAX_TURNS);
+    return MOE_EINVAL;
+  }
+  o->turns[o->n_turns++] = (MoeTurn){shape, steps};
+  return MOE_OK;
+}
+
+/* "a:10,b:5"; without a number, one step. */
+static MoeStatus parse_turns(MoeOptions *o, const MoeBundle *b)
+{
+  if (o->shape != NULL && o->shapes != NULL) {
+    moe_error("--shape and --shapes say different things; choose one");
+    return MOE_EINVAL;
+  }
+  if (o->shape != NULL || o->shapes == NULL) {
+    const char *name = o->shape != NULL ? o->shape : b->shape;
+    return add_turn(o, b, name, strlen(name), 1);
+  }
+  for (const char *p = o->shapes;; p++) {
+    size_t n = strcspn(p, ":,");
+    const char *name = p;
+    int64_t steps = 1;
+    p += n;
+    if (*p == ':') {
+      char count[24] = "";
+      size_t digits = strcspn(p + 1, ",");
+      snprintf(count, sizeof count, "%.*s", (int)digits, p + 1);
+      if (digits >= sizeof count || !parse_count(count, &steps) || steps < 1 || steps > 1000000000) {
+        moe_error("--shapes %s: expected a number of steps after %.*s:", o->shapes, (int)n, name);
+        return MOE_EINVAL;
+      }
+      p += 1 + digits;
+    }
+    MOE_TRY(add_turn(o, b, name, n, steps));
+    if (*p == '\0') {
+      return MOE_OK;
+    }
+  }
+}
+
+int32_t moe_options_turn(const MoeOptions *o, int64_t t, int64_t *earlier_p)
+{
+  int64_t cycle = 0;
+  int32_t at = 0;
+  for (int32_t i = 0; i < o->n_turns; i++) {
+    cycle += o->turns[i].steps;
+  }
+  int64_t left = t % cycle;
+  while (left >= o->turns[at].steps) {
+    left -= o->turns[at++].steps;
+  }
+  int64_t earlier = left;
+  for (int32_t i = 0; i < o->n_turns; i++) {
+    if (o->turns[i].shape == o->turns[at].shape) {
+      earlier += (t / cycle + (i < at)) * o->turns[i].steps;
+    }
+  }
+  *earlier_p = earlier;
+  return o->turns[at].shape;
+}
+
+/* What has no meaning for a rehearsal, or only for one. */
+static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
+{
+  const char *wrong = NULL;
+  if (b->emu == NULL) {
+    wrong = o->exec.scale > 0 ? "--scale is for bundles of target emu; this one computes" : NULL;
+  } else if (o->link > 0 || o->exec.compute_scale > 0) {
+    wrong = "--link and --compute-scale are not for target emu: its times are modelled";
+  } else if (o->data != NULL || o->dump_grads != NULL || o->dump_weights != NULL || o->dump_batch != NULL) {
+    wrong = "--data and dumps are not for target emu: it has no kernels";
+  } else if (o->exec.serial) {
+    wrong = "MOE_TEST_SERIAL is not for target emu";
+  }
+  if (wrong != NULL) {
+    moe_error("%s", wrong);
+    return MOE_EINVAL;
+  }
+  return MOE_OK;
+}
+
 MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **argv)
 {
   *o = (MoeOptions){.steps = -1, .holdout = 0.1, .seed = b->seed, .timeout_s = 300};
@@ -265,12 +373,14 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
   }
   MOE_TRY(read_environment(&o->exec));
   if (o->steps < 0) {
-    o->steps = b->lr_steps > 0 ? b->lr_steps : 100;
+    o->steps = b->emu != NULL ? 3 : b->lr_steps > 0 ? b->lr_steps : 100;
   }
   if (o->help || o->plan || o->memory) {
     return MOE_OK;
   }
-  if (o->steps > 0 && o->data == NULL) {
+  MOE_TRY(parse_turns(o, b));
+  MOE_TRY(check_emu(o, b));
+  if (o->steps > 0 && o->data == NULL && b->emu == NULL) {
     moe_error("--data FILE is missing: what should it train on? (try --help)");
     return MOE_EINVAL;
   }

@@ -5,6 +5,14 @@
 #include "runtime/data.h"
 #include "runtime/exec.h"
 
+/* So many steps in a row on one shape. */
+typedef struct MoeTurn {
+  int32_t shape;
+  int64_t steps;
+} MoeTurn;
+
+enum { MOE_MAX_TURNS = 64 };
+
 typedef struct MoeOptions {
   int64_t steps; /* -1: the bundle's learning-rate schedule, or 100 */
   const char *data;
@@ -20,6 +28,10 @@ typedef struct MoeOptions {
   uint64_t seed;
   double link; /* bytes per second; 0: not paced */
   double timeout_s;
+  const char *shape; /* --shape and --shapes as given */
+  const char *shapes;
+  MoeTurn turns[MOE_MAX_TURNS]; /* taken in a cycle */
+  int32_t n_turns;
   bool plan;
   bool memory;
   bool help;
@@ -30,6 +42,9 @@ typedef struct MoeOptions {
 /* Reads arguments and the MOE_* test variables. Prints one line and fails if any is wrong. */
 MoeStatus moe_options_parse(MoeOptions *, const MoeBundle *, int argc, char **argv);
 void moe_options_help(void);
+
+/* Shape of the step with index t, from 0, and how many steps before it had the same. */
+int32_t moe_options_turn(const MoeOptions *, int64_t t, int64_t *earlier_p);
 
 /* "100MB/s", "1Gbit/s", "2.5GiB/s"; bytes per second, or 0 if it is not a rate. */
 double moe_parse_rate(const char *text);

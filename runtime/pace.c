@@ -1,230 +1,367 @@
 /* A fluid model: between two events every active pair sends at a constant rate; an event is a message's end or a start.
-   Ends are computed, not observed, so a late caller does not slow the link down: a message that waited in its pair's
-   queue starts when its forerunner ended, whenever anybody looks. */
+   Ends are computed, not observed, so a late caller does not slow a link down: a message that waited in its pair's
+   queue starts when its forerunner ended, whenever anybody looks. The model's clock moves only by events and stays
+   behind the real one, so that a message which was ready at t, and is reported a little later, still starts at t. If
+   the clock has passed t, the message is credited with what its present rate would have moved since. */
 #include "runtime/pace.h"
 
 #include <string.h>
 
+/* Ends this close together are one event: the messages of one op to its peers are of equal size up to rounding. */
+#define SAME_EVENT_NS 500
+
 typedef struct Pair {
-  double left; /* bytes of the first message in the queue */
-  double rate;
-  uint64_t done;    /* messages that arrived */
-  uint32_t waiting; /* messages in the queue, the first included */
-  bool fixed;       /* scratch of share_ports() */
+  double left;                 /* bytes of the first message in the queue */
+  double rate;                 /* bytes per ns */
+  _Atomic int64_t expected_ns; /* its end at the present rate */
+  int64_t last_ns;             /* when the message before it ended */
+  int32_t out_port, in_port;
+  _Atomic uint64_t ended; /* messages whose last byte has left */
+  uint32_t waiting;       /* messages in the queue, the first included */
+  bool late;              /* it started before the model's time: credit is due */
+  bool fixed;             /* scratch of share_ports() */
   double bytes[MOE_PACE_QUEUE];
-  int64_t start_ns[MOE_PACE_QUEUE];
+  int64_t start_ns[MOE_PACE_QUEUE]; /* until it starts: when it was ready */
+  int64_t end_ns[MOE_PACE_QUEUE];
+  int64_t latency_ns[MOE_PACE_QUEUE];
 } Pair;
+
+typedef struct Port {
+  double rate; /* bytes per ns */
+  double room; /* scratch from here on */
+  int32_t users, first;
+} Port;
 
 struct MoePacer {
   MoeLock lock;
-  _Atomic uint32_t epoch;
-  int32_t n_ranks;
+  bool stale; /* a pair was added or removed since rates were shared */
+  int32_t n_ranks, n_ports;
   int32_t n_active;
-  double rate;
-  int64_t now_ns; /* the model's time */
-  size_t active_at, port_at, pair_at;
+  int64_t now_ns;  /* the model's time */
+  int64_t next_ns; /* earliest end */
+  MoeBell *bells;
+  size_t active_at, port_at, used_at, member_at, told_at, ring_at, pair_at;
 };
-
-static int32_t *active_of(MoePacer *p)
-{
-  return (int32_t *)(void *)((uint8_t *)p + p->active_at);
-}
-
-static Pair *pairs_of(MoePacer *p)
-{
-  return (Pair *)(void *)((uint8_t *)p + p->pair_at);
-}
 
 static size_t align64(size_t bytes)
 {
   return (bytes + 63u) & ~(size_t)63u;
 }
 
-static size_t layout(MoePacer *p, size_t n)
+static size_t layout(MoePacer *p, size_t ranks, size_t ports)
 {
   size_t at = align64(sizeof(MoePacer));
   p->active_at = at;
-  at += align64(n * n * sizeof(int32_t));
+  at += align64(ranks * ranks * sizeof(int32_t));
   p->port_at = at;
-  at += align64(2 * n * (sizeof(double) + sizeof(double)));
+  at += align64(ports * sizeof(Port));
+  p->used_at = at;
+  at += align64(ports * sizeof(int32_t));
+  p->member_at = at;
+  at += align64(2 * ranks * ranks * sizeof(int32_t));
+  p->told_at = at;
+  at += align64(ranks * sizeof(int64_t));
+  p->ring_at = at;
+  at += align64(ranks * sizeof(bool));
   p->pair_at = at;
-  return at + n * n * sizeof(Pair);
+  return at + ranks * ranks * sizeof(Pair);
 }
 
-size_t moe_pace_bytes(int32_t n_ranks)
+/* When the first message of the queue will arrive. */
+static int64_t first_arrival(const Pair *pair)
+{
+  int64_t end = atomic_load_explicit(&pair->expected_ns, memory_order_relaxed);
+  return end == INT64_MAX ? end : end + pair->latency_ns[atomic_load(&pair->ended) % MOE_PACE_QUEUE];
+}
+
+static void *at(const MoePacer *p, size_t offset)
+{
+  return (uint8_t *)(uintptr_t)p + offset;
+}
+
+static Pair *pair_of(const MoePacer *p, int32_t src, int32_t dst)
+{
+  return (Pair *)at(p, p->pair_at) + (ptrdiff_t)src * p->n_ranks + dst;
+}
+
+size_t moe_pace_bytes(int32_t n_ranks, int32_t n_ports)
 {
   MoePacer p;
-  return layout(&p, (size_t)n_ranks);
+  return layout(&p, (size_t)n_ranks, (size_t)n_ports);
 }
 
-void moe_pace_init(MoePacer *p, int32_t n_ranks, double rate)
+void moe_pace_init(MoePacer *p, int32_t n_ranks, int32_t n_ports, MoeBell *bells)
 {
-  (void)layout(p, (size_t)n_ranks);
+  (void)layout(p, (size_t)n_ranks, (size_t)n_ports);
   p->n_ranks = n_ranks;
-  p->rate = rate;
+  p->n_ports = n_ports;
+  p->bells = bells;
+  p->next_ns = INT64_MAX;
+  int64_t *told = at(p, p->told_at);
+  for (int32_t r = 0; r < n_ranks; r++) {
+    told[r] = INT64_MAX;
+  }
+}
+
+void moe_pace_port(MoePacer *p, int32_t port, double rate)
+{
+  ((Port *)at(p, p->port_at))[port].rate = rate * 1e-9;
+}
+
+void moe_pace_route(MoePacer *p, int32_t src, int32_t dst, int32_t out_port, int32_t in_port)
+{
+  Pair *pair = pair_of(p, src, dst);
+  pair->out_port = out_port;
+  pair->in_port = in_port;
+}
+
+void moe_pace_even(MoePacer *p, double rate)
+{
+  for (int32_t i = 0; i < p->n_ports; i++) {
+    moe_pace_port(p, i, rate);
+  }
+  for (int32_t src = 0; src < p->n_ranks; src++) {
+    for (int32_t dst = 0; dst < p->n_ranks; dst++) {
+      moe_pace_route(p, src, dst, 2 * src, 2 * dst + 1);
+    }
+  }
+}
+
+/* Lists the active pairs of every port and the ports in use. Returns how many are. */
+static int32_t list_ports(MoePacer *p, Pair *pairs, const int32_t *active, Port *ports, int32_t *used, int32_t *member)
+{
+  int32_t n_used = 0, first = 0;
+  for (int32_t i = 0; i < p->n_active; i++) {
+    Pair *pair = &pairs[active[i]];
+    pair->fixed = false;
+    for (int k = 0; k < 2; k++) {
+      Port *port = &ports[k ? pair->in_port : pair->out_port];
+      if (port->users++ == 0) {
+        port->room = port->rate;
+        used[n_used++] = (int32_t)(port - ports);
+      }
+    }
+  }
+  for (int32_t i = 0; i < n_used; i++) {
+    Port *port = &ports[used[i]];
+    port->first = first;
+    first += port->users;
+    port->users = 0;
+  }
+  for (int32_t i = 0; i < p->n_active; i++) {
+    for (int k = 0; k < 2; k++) {
+      Port *port = &ports[k ? pairs[active[i]].in_port : pairs[active[i]].out_port];
+      member[port->first + port->users++] = active[i];
+    }
+  }
+  return n_used;
 }
 
 /* Progressive filling: the port with the smallest fair share fixes the rate of its pairs; repeat with the rest. */
 static void share_ports(MoePacer *p)
 {
-  int32_t n_ports = 2 * p->n_ranks; /* out ports, then in ports */
-  double *room = (double *)(void *)((uint8_t *)p + p->port_at);
-  double *users = room + n_ports;
-  int32_t *active = active_of(p);
-  Pair *pairs = pairs_of(p);
-  for (int32_t i = 0; i < n_ports; i++) {
-    room[i] = p->rate;
-    users[i] = 0;
-  }
-  for (int32_t i = 0; i < p->n_active; i++) {
-    pairs[active[i]].fixed = false;
-    users[active[i] / p->n_ranks] += 1;
-    users[p->n_ranks + active[i] % p->n_ranks] += 1;
-  }
+  Pair *pairs = at(p, p->pair_at);
+  Port *ports = at(p, p->port_at);
+  int32_t *active = at(p, p->active_at), *used = at(p, p->used_at), *member = at(p, p->member_at);
+  int32_t n_used = list_ports(p, pairs, active, ports, used, member);
+  int32_t *end = used + n_used;
   for (int32_t left = p->n_active; left > 0;) {
-    int32_t tight = -1;
-    for (int32_t i = 0; i < n_ports; i++) {
-      if (users[i] > 0 && (tight < 0 || room[i] * users[tight] < room[tight] * users[i])) {
-        tight = i;
+    double share = -1;
+    for (int32_t *u = used; u < end; u++) {
+      const Port *port = &ports[*u];
+      if (port->users > 0 && (share < 0 || port->room < share * port->users)) {
+        share = port->room / port->users;
       }
     }
-    double share = room[tight] / users[tight];
-    for (int32_t i = 0; i < p->n_active; i++) {
-      Pair *pair = &pairs[active[i]];
-      int32_t out = active[i] / p->n_ranks;
-      int32_t in = p->n_ranks + active[i] % p->n_ranks;
-      if (pair->fixed || (out != tight && in != tight)) {
+    for (int32_t *u = used; u < end; u++) {
+      Port *port = &ports[*u];
+      if (port->users == 0 || port->room > share * port->users * (1 + 1e-9)) {
         continue;
       }
-      pair->fixed = true;
-      pair->rate = share;
-      room[out] -= share;
-      room[in] -= share;
-      users[out] -= 1;
-      users[in] -= 1;
-      left--;
+      for (int32_t i = port->first; port->users > 0; i++) {
+        Pair *pair = &pairs[member[i]];
+        if (pair->fixed) {
+          continue;
+        }
+        Port *out = &ports[pair->out_port], *in = &ports[pair->in_port];
+        pair->fixed = true;
+        pair->rate = share;
+        out->room = out->room > share ? out->room - share : 0;
+        in->room = in->room > share ? in->room - share : 0;
+        out->users--;
+        in->users--;
+        left--;
+      }
     }
-    users[tight] = 0;
   }
 }
 
-/* Time at which the first active message ends, at present rates. */
-static int64_t next_end(const MoePacer *p, const int32_t *active, const Pair *pairs, int32_t *which)
+/* Shares the ports anew; predicts every pair's end. Ranks that must look earlier than they were told are marked. */
+static void refresh(MoePacer *p)
 {
-  int64_t end = INT64_MAX;
+  Pair *pairs = at(p, p->pair_at);
+  int32_t *active = at(p, p->active_at);
+  int64_t *told = at(p, p->told_at);
+  bool *ring = at(p, p->ring_at);
+  share_ports(p);
+  p->next_ns = INT64_MAX;
+  p->stale = false;
   for (int32_t i = 0; i < p->n_active; i++) {
-    const Pair *pair = &pairs[active[i]];
-    int64_t t = p->now_ns + (int64_t)(pair->left / pair->rate * 1e9 + 0.5);
-    if (t < end) {
-      end = t;
-      *which = i;
+    Pair *pair = &pairs[active[i]];
+    int64_t from = p->now_ns;
+    if (pair->late) {
+      int64_t start = pair->start_ns[atomic_load(&pair->ended) % MOE_PACE_QUEUE];
+      double credit = (double)(p->now_ns - start) * pair->rate;
+      pair->late = false;
+      if (credit >= pair->left) {
+        from = start;
+      } else {
+        pair->left -= credit;
+      }
+    }
+    int64_t end = from + (int64_t)(pair->left / pair->rate + 0.5);
+    atomic_store_explicit(&pair->expected_ns, end, memory_order_relaxed);
+    p->next_ns = end < p->next_ns ? end : p->next_ns;
+    int32_t src = active[i] / p->n_ranks;
+    if (first_arrival(pair) < told[src]) {
+      told[src] = first_arrival(pair);
+      ring[src] = true;
     }
   }
-  return end;
 }
 
 static void flow_until(MoePacer *p, int64_t t)
 {
-  int32_t *active = active_of(p);
-  Pair *pairs = pairs_of(p);
-  double seconds = (double)(t - p->now_ns) * 1e-9;
-  for (int32_t i = 0; i < p->n_active; i++) {
-    pairs[active[i]].left -= pairs[active[i]].rate * seconds;
-    if (pairs[active[i]].left < 0) {
-      pairs[active[i]].left = 0;
-    }
+  Pair *pairs = at(p, p->pair_at);
+  int32_t *active = at(p, p->active_at);
+  for (int32_t i = 0; i < p->n_active && t > p->now_ns; i++) {
+    Pair *pair = &pairs[active[i]];
+    pair->left -= pair->rate * (double)(t - p->now_ns);
+    pair->left = pair->left > 0 ? pair->left : 0;
   }
-  p->now_ns = t;
+  p->now_ns = t > p->now_ns ? t : p->now_ns;
 }
 
-static void advance(MoePacer *p, int64_t now_ns)
+/* Puts the pair's first message on the way. */
+static void begin_first(MoePacer *p, Pair *pair)
 {
-  int32_t *active = active_of(p);
-  Pair *pairs = pairs_of(p);
-  while (p->n_active > 0) {
-    int32_t which = 0;
-    int64_t end = next_end(p, active, pairs, &which);
-    if (end > now_ns) {
-      break;
-    }
-    flow_until(p, end);
-    Pair *pair = &pairs[active[which]];
-    pair->done++;
-    pair->waiting--;
-    if (pair->waiting > 0) {
-      size_t next = pair->done % MOE_PACE_QUEUE;
-      pair->left = pair->bytes[next];
-      pair->start_ns[next] = end;
-    } else {
-      active[which] = active[--p->n_active];
-      share_ports(p);
-    }
+  size_t first = atomic_load(&pair->ended) % MOE_PACE_QUEUE;
+  if (pair->start_ns[first] < pair->last_ns) {
+    pair->start_ns[first] = pair->last_ns;
   }
-  if (now_ns > p->now_ns) {
-    flow_until(p, now_ns);
+  pair->left = pair->bytes[first];
+  pair->late = pair->start_ns[first] < p->now_ns;
+  p->stale = true;
+}
+
+static void end_first(MoePacer *p, Pair *pair)
+{
+  uint64_t number = atomic_load(&pair->ended);
+  pair->last_ns = atomic_load_explicit(&pair->expected_ns, memory_order_relaxed);
+  pair->end_ns[number % MOE_PACE_QUEUE] = pair->last_ns;
+  atomic_store_explicit(&pair->expected_ns, INT64_MAX, memory_order_relaxed);
+  atomic_store_explicit(&pair->ended, number + 1, memory_order_release);
+  if (--pair->waiting > 0) {
+    begin_first(p, pair);
   }
 }
 
-bool moe_pace_start(MoePacer *p, int32_t src, int32_t dst, size_t bytes, int64_t now_ns)
+/* Takes in every end until `to`. */
+static void advance(MoePacer *p, int64_t to)
 {
-  int32_t id = src * p->n_ranks + dst;
-  Pair *pair = &pairs_of(p)[id];
+  Pair *pairs = at(p, p->pair_at);
+  int32_t *active = at(p, p->active_at);
+  for (;;) {
+    if (p->stale) {
+      refresh(p);
+    }
+    if (p->n_active == 0 || p->next_ns > to) {
+      return;
+    }
+    int64_t limit = p->next_ns + SAME_EVENT_NS;
+    flow_until(p, p->next_ns);
+    for (int32_t i = 0; i < p->n_active;) {
+      Pair *pair = &pairs[active[i]];
+      if (atomic_load_explicit(&pair->expected_ns, memory_order_relaxed) > limit) {
+        i++;
+        continue;
+      }
+      end_first(p, pair);
+      if (pair->waiting > 0) {
+        i++;
+      } else {
+        active[i] = active[--p->n_active];
+      }
+    }
+    p->stale = true;
+    if (p->n_active == 0) {
+      p->next_ns = INT64_MAX;
+      p->stale = false;
+    }
+  }
+}
+
+bool moe_pace_start(MoePacer *p, int32_t src, int32_t dst, double bytes, int64_t latency_ns, int64_t ready_ns)
+{
+  Pair *pair = pair_of(p, src, dst);
   moe_lock(&p->lock);
-  advance(p, now_ns);
   bool ok = pair->waiting < MOE_PACE_QUEUE;
   if (ok) {
-    size_t at = (size_t)((pair->done + pair->waiting) % MOE_PACE_QUEUE);
-    pair->bytes[at] = (double)bytes;
-    pair->start_ns[at] = now_ns;
-    if (pair->waiting++ == 0) {
-      pair->left = (double)bytes;
-      active_of(p)[p->n_active++] = id;
-      share_ports(p);
+    size_t last = (size_t)((atomic_load(&pair->ended) + pair->waiting) % MOE_PACE_QUEUE);
+    pair->bytes[last] = bytes;
+    pair->start_ns[last] = ready_ns;
+    pair->latency_ns[last] = latency_ns;
+    if (pair->waiting == 0) {
+      int64_t start = ready_ns > pair->last_ns ? ready_ns : pair->last_ns;
+      if (start > p->now_ns) {
+        advance(p, start);
+        flow_until(p, start);
+      }
+      atomic_store_explicit(&pair->expected_ns, INT64_MAX, memory_order_relaxed);
+      ((int32_t *)at(p, p->active_at))[p->n_active++] = src * p->n_ranks + dst;
+      begin_first(p, pair);
     }
-    atomic_fetch_add(&p->epoch, 1);
+    pair->waiting++;
   }
   moe_unlock(&p->lock);
   return ok;
 }
 
-uint64_t moe_pace_done(MoePacer *p, int32_t src, int32_t dst, int64_t now_ns, int64_t *next_ns_p)
+int64_t moe_pace_poll(MoePacer *p, int32_t rank, int64_t now_ns)
 {
-  int32_t id = src * p->n_ranks + dst;
-  Pair *pair = &pairs_of(p)[id];
+  int64_t *told = at(p, p->told_at);
+  bool *ring = at(p, p->ring_at);
+  int64_t next = INT64_MAX;
   moe_lock(&p->lock);
   advance(p, now_ns);
-  uint64_t done = pair->done;
-  /* Another message's end may change this pair's rate, so the earliest end of all is when to look again. */
-  int32_t which = 0;
-  *next_ns_p = pair->waiting == 0 ? INT64_MAX : next_end(p, active_of(p), pairs_of(p), &which);
-  moe_unlock(&p->lock);
-  return done;
-}
-
-int64_t moe_pace_start_ns(MoePacer *p, int32_t src, int32_t dst, uint64_t number)
-{
-  return pairs_of(p)[src * p->n_ranks + dst].start_ns[number % MOE_PACE_QUEUE];
-}
-
-uint32_t moe_pace_epoch(const MoePacer *p)
-{
-  return atomic_load(&p->epoch);
-}
-
-int32_t moe_pace_senders(MoePacer *p, int32_t *ranks)
-{
-  int32_t n = 0;
-  moe_lock(&p->lock);
-  for (int32_t i = 0; i < p->n_active; i++) {
-    int32_t src = active_of(p)[i] / p->n_ranks;
-    bool known = false;
-    for (int32_t k = 0; k < n; k++) {
-      known = known || ranks[k] == src;
-    }
-    if (!known) {
-      ranks[n++] = src;
+  for (int32_t dst = 0; dst < p->n_ranks; dst++) {
+    const Pair *pair = pair_of(p, rank, dst);
+    if (pair->waiting > 0 && first_arrival(pair) < next) {
+      next = first_arrival(pair);
     }
   }
+  told[rank] = next;
+  ring[rank] = false;
+  for (int32_t r = 0; r < p->n_ranks; r++) {
+    if (ring[r] && p->bells != NULL) {
+      moe_bell_ring(&p->bells[r]);
+    }
+    ring[r] = false;
+  }
   moe_unlock(&p->lock);
-  return n;
+  return next;
+}
+
+bool moe_pace_message(const MoePacer *p, int32_t src, int32_t dst, uint64_t number, MoePaced *m)
+{
+  const Pair *pair = pair_of(p, src, dst);
+  size_t i = (size_t)(number % MOE_PACE_QUEUE);
+  uint64_t ended = atomic_load_explicit(&pair->ended, memory_order_acquire);
+  bool over = ended > number;
+  int64_t end = over             ? pair->end_ns[i]
+                : ended < number ? INT64_MAX
+                                 : atomic_load_explicit(&pair->expected_ns, memory_order_relaxed);
+  *m = (MoePaced){
+      .start_ns = pair->start_ns[i], .sent_ns = end, .arrival_ns = end == INT64_MAX ? end : end + pair->latency_ns[i]};
+  return over;
 }

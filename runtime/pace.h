@@ -1,5 +1,6 @@
-/* The link arbiter: every rank has an out port and an in port of one rate, full duplex; messages under way share ports
-   by max-min fairness. One instance in shared memory; whoever calls brings the model up to the present. */
+/* The link arbiter: messages under way between ranks share ports by max-min fairness. A pair of ranks has an outgoing
+   and an incoming port, full duplex; several ranks may share a port, as they share a NIC. One instance in shared
+   memory; whoever calls brings the model up to the present. */
 #ifndef MOE_PACE_H
 #define MOE_PACE_H
 
@@ -13,26 +14,34 @@ enum { MOE_PACE_QUEUE = 8 }; /* messages of one pair under way; they travel one 
 
 typedef struct MoePacer MoePacer;
 
-size_t moe_pace_bytes(int32_t n_ranks);
+/* One message: when it began to travel, when its last byte left the port, when it arrives. */
+typedef struct MoePaced {
+  int64_t start_ns;
+  int64_t sent_ns;
+  int64_t arrival_ns;
+} MoePaced;
 
-/* rate: bytes per second of each port and direction. `pacer` is zeroed memory of moe_pace_bytes(). */
-void moe_pace_init(MoePacer *pacer, int32_t n_ranks, double rate);
+size_t moe_pace_bytes(int32_t n_ranks, int32_t n_ports);
 
-/* Starts message number moe_pace_started() of the pair; false if its queue is full. `now_ns` of moe_now_ns(). */
-bool moe_pace_start(MoePacer *, int32_t src, int32_t dst, size_t bytes, int64_t now_ns);
+/* `pacer` is zeroed memory of moe_pace_bytes(). bells [n_ranks] of the progress threads: a rank is rung when one of its
+   messages will arrive earlier than moe_pace_poll() has told it. NULL: nobody is. */
+void moe_pace_init(MoePacer *pacer, int32_t n_ranks, int32_t n_ports, MoeBell *bells);
+void moe_pace_port(MoePacer *, int32_t port, double rate); /* bytes per second */
+void moe_pace_route(MoePacer *, int32_t src, int32_t dst, int32_t out_port, int32_t in_port);
 
-/* How many messages of the pair have arrived by now. *next_ns_p: when to ask again, if nothing else starts:
-   the earliest end of any message; INT64_MAX if the pair has none under way. */
-uint64_t moe_pace_done(MoePacer *, int32_t src, int32_t dst, int64_t now_ns, int64_t *next_ns_p);
+/* Every rank r has a port 2 r for what it sends and a port 2 r + 1 for what it receives, all of one rate. */
+void moe_pace_even(MoePacer *, double rate);
 
-/* When message `number` of the pair (one of the last MOE_PACE_QUEUE) began to travel. */
-int64_t moe_pace_start_ns(MoePacer *, int32_t src, int32_t dst, uint64_t number);
+/* Starts the pair's next message; false if its queue is full. It was ready at `ready_ns` of moe_now_ns(): a sender that
+   is late by a little does not delay it. It arrives latency_ns after its last byte has left. */
+bool moe_pace_start(MoePacer *, int32_t src, int32_t dst, double bytes, int64_t latency_ns, int64_t ready_ns);
 
-/* Grows with every start: a prediction of moe_pace_done() holds while it stays the same. */
-uint32_t moe_pace_epoch(const MoePacer *);
+/* Brings the model up to now. Returns when to poll again if nobody rings: the earliest end of the messages of `rank`,
+   INT64_MAX if it has none under way. */
+int64_t moe_pace_poll(MoePacer *, int32_t rank, int64_t now_ns);
 
-/* Writes the ranks that have messages under way to `ranks`, returns their number: those whose predictions a start may
-   have changed. */
-int32_t moe_pace_senders(MoePacer *, int32_t *ranks);
+/* Message `number` of the pair, counted from 0, one of the last MOE_PACE_QUEUE: whether its last byte has left, as of
+   the last poll. If not, the times are what they will be if nothing changes; INT64_MAX for a message that queues. */
+bool moe_pace_message(const MoePacer *, int32_t src, int32_t dst, uint64_t number, MoePaced *);
 
 #endif

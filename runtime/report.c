@@ -19,6 +19,22 @@ static const char *number(char *text, size_t n, double x)
   return text;
 }
 
+/* What tells the step's shape: in a JSON object, to people; nothing where there is only one. */
+static const char *json_shape(char *text, size_t n, const char *shape)
+{
+  text[0] = '\0';
+  if (shape != NULL) {
+    snprintf(text, n, "\"shape\":\"%s\",", shape);
+  }
+  return text;
+}
+
+static const char *plain_shape(char *text, size_t n, const char *shape)
+{
+  snprintf(text, n, "%s%s", shape != NULL ? "  " : "", shape != NULL ? shape : "");
+  return text;
+}
+
 static MoeStatus append(const MoeReport *r, const char *line, int n)
 {
   if (r->log_fd >= 0 && write(r->log_fd, line, (size_t)n) != n) {
@@ -52,14 +68,15 @@ static void print_progress(MoeReport *r, const MoeStepResult *s, double rate)
   double left_s = (double)(now - r->begin_ns) * 1e-9 / (double)s->step * (double)(r->steps - s->step);
   char mfu[32] = "";
   if (r->peak_flops > 0) {
-    snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * rate * r->flops_per_token / r->peak_flops);
+    snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * rate * s->flops_per_token / r->peak_flops);
   }
-  char line[256];
+  char line[352];
+  char shape[80];
   snprintf(line, sizeof line,
-           "step %lld/%lld  loss %.4f  grad %.3f  lr %.2e  %.0f tokens/s%s  ETA %lld:%02lld:%02lld%s%s",
-           (long long)s->step, (long long)r->steps, s->loss, s->grad_norm, s->lr, rate, mfu, (long long)left_s / 3600,
-           (long long)left_s / 60 % 60, (long long)left_s % 60, s->skipped ? "  (skipped)" : "",
-           r->live ? "\x1b[K\r" : "\n");
+           "step %lld/%lld%s  loss %.4f  grad %.3f  lr %.2e  %.0f tokens/s%s  ETA %lld:%02lld:%02lld%s%s",
+           (long long)s->step, (long long)r->steps, plain_shape(shape, sizeof shape, s->shape), s->loss, s->grad_norm,
+           s->lr, rate, mfu, (long long)left_s / 3600, (long long)left_s / 60 % 60, (long long)left_s % 60,
+           s->skipped ? "  (skipped)" : "", r->live ? "\x1b[K\r" : "\n");
   show(line);
   r->open_line = r->live;
 }
@@ -68,27 +85,48 @@ MoeStatus moe_report_step(MoeReport *r, const MoeStepResult *s)
 {
   double seconds = (double)s->step_ns * 1e-9;
   double rate = seconds > 0 ? (double)s->tokens / seconds : 0;
-  char a[32], b[32], c[32], d[32];
-  char line[320];
+  char a[32], b[32], c[32], d[32], shape[96];
+  char line[416];
   int n = snprintf(line, sizeof line,
-                   "{\"step\":%lld,\"loss\":%s,\"balance_loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
+                   "{\"step\":%lld,%s\"loss\":%s,\"balance_loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
                    "\"tokens_per_s\":%.1f,\"step_ms\":%.3f}\n",
-                   (long long)s->step, number(a, sizeof a, s->loss), number(b, sizeof b, s->balance_loss),
-                   number(c, sizeof c, s->grad_norm), number(d, sizeof d, s->lr), (long long)s->tokens, rate,
-                   (double)s->step_ns * 1e-6);
+                   (long long)s->step, json_shape(shape, sizeof shape, s->shape), number(a, sizeof a, s->loss),
+                   number(b, sizeof b, s->balance_loss), number(c, sizeof c, s->grad_norm), number(d, sizeof d, s->lr),
+                   (long long)s->tokens, rate, (double)s->step_ns * 1e-6);
   MOE_TRY(append(r, line, n));
   print_progress(r, s, rate);
   return MOE_OK;
 }
 
-MoeStatus moe_report_eval(MoeReport *r, int64_t step, double loss)
+MoeStatus moe_report_rehearsed(MoeReport *r, const MoeRehearsedStep *s)
 {
-  char a[32];
-  char line[128];
-  int n = snprintf(line, sizeof line, "{\"step\":%lld,\"eval_loss\":%s}\n", (long long)step, number(a, sizeof a, loss));
+  char line[416], shape[96];
+  double error = s->executed_ns / s->modelled_ns - 1;
+  int n = snprintf(line, sizeof line,
+                   "{\"step\":%lld,%s\"executed_ms\":%.6f,\"modelled_ms\":%.6f,\"late_ms\":%.6f,\"scale\":%.9g,"
+                   "\"real_ms\":%.3f}\n",
+                   (long long)s->step, json_shape(shape, sizeof shape, s->shape), s->executed_ns * 1e-6,
+                   s->modelled_ns * 1e-6, s->late_ns * 1e-6, s->scale, (double)s->real_ns * 1e-6);
   MOE_TRY(append(r, line, n));
-  snprintf(line, sizeof line, "step %lld/%lld  held-out loss %.4f%s\n", (long long)step, (long long)r->steps, loss,
-           r->live ? "\x1b[K" : "");
+  snprintf(
+      line, sizeof line,
+      "step %lld/%lld%s  executed %.3f ms  modelled %.3f ms  (%+.2f %%)  real %.0f ms at scale %g, ops late by up to "
+      "%.1f ms\n",
+      (long long)s->step, (long long)r->steps, plain_shape(shape, sizeof shape, s->shape), s->executed_ns * 1e-6,
+      s->modelled_ns * 1e-6, 100 * error, (double)s->real_ns * 1e-6, s->scale, s->late_ns * s->scale * 1e-6);
+  show(line);
+  return MOE_OK;
+}
+
+MoeStatus moe_report_eval(MoeReport *r, int64_t step, const char *shape, double loss)
+{
+  char a[32], name[96];
+  char line[256];
+  int n = snprintf(line, sizeof line, "{\"step\":%lld,%s\"eval_loss\":%s}\n", (long long)step,
+                   json_shape(name, sizeof name, shape), number(a, sizeof a, loss));
+  MOE_TRY(append(r, line, n));
+  snprintf(line, sizeof line, "step %lld/%lld%s  held-out loss %.4f%s\n", (long long)step, (long long)r->steps,
+           plain_shape(name, sizeof name, shape), loss, r->live ? "\x1b[K" : "");
   show(line);
   r->open_line = false;
   return MOE_OK;

@@ -15,20 +15,32 @@ typedef struct MoeReport {
   int64_t steps;
   int64_t begin_ns;
   int64_t printed_ns; /* last progress line */
-  double flops_per_token;
   double peak_flops;
 } MoeReport;
 
 typedef struct MoeStepResult {
-  int64_t step; /* from 1 */
+  int64_t step;      /* from 1 */
+  const char *shape; /* NULL: the program has one only */
+  double flops_per_token;
   double loss, balance_loss, grad_norm, lr;
   int64_t tokens; /* of this step */
   int64_t step_ns;
   bool skipped; /* not finite: no update */
 } MoeStepResult;
 
+/* A step of a rehearsal. Times are modelled ones, but for how long it really took. */
+typedef struct MoeRehearsedStep {
+  int64_t step;
+  const char *shape; /* NULL: the program has one only */
+  double executed_ns, modelled_ns;
+  double late_ns; /* most by which an op began too late for want of a core */
+  double scale;   /* real time per modelled time */
+  int64_t real_ns;
+} MoeRehearsedStep;
+
 MoeStatus moe_report_step(MoeReport *, const MoeStepResult *);
-MoeStatus moe_report_eval(MoeReport *, int64_t step, double loss);
+MoeStatus moe_report_rehearsed(MoeReport *, const MoeRehearsedStep *);
+MoeStatus moe_report_eval(MoeReport *, int64_t step, const char *shape, double loss);
 void moe_report_end(MoeReport *);
 
 #endif

@@ -7,6 +7,8 @@
 
 #include "runtime/job.h"
 #include "runtime/log.h"
+#include "runtime/rehearse.h"
+#include "runtime/shapes.h"
 #include "runtime/tensors.h"
 
 /* Present only if the bundle's kernels use OpenBLAS. One thread per rank: ranks are the parallelism. */
@@ -33,15 +35,23 @@ static void set_phase(MoeExec *x, MoePhase phase)
   atomic_store(&x->shared->states[x->me.rank].phase, (uint32_t)phase);
 }
 
+/* The step at hand. */
+typedef struct Now {
+  MoeExec *x;
+  const MoeData *data; /* as its shape cuts it in samples */
+  int64_t t;           /* index among all steps */
+  int64_t earlier;     /* steps before it of the same shape: each shape goes through the data on its own */
+  const char *shape;   /* NULL: the program has one only */
+} Now;
+
 /* Tokens of one sequence of the step's global batch. Of an evaluation with too few samples, the rest does not count. */
-static MoeStatus load_sequence(const MoeRun *run, MoeExec *x, int64_t step, bool held_out, int64_t g, int32_t *tokens,
-                               int32_t *labels)
+static MoeStatus load_sequence(const Now *now, bool held_out, int64_t g, int32_t *tokens, int32_t *labels)
 {
-  const MoeBundle *b = run->bundle;
-  int64_t sample = held_out ? moe_data_eval_sample(&run->data, b->global_batch, g)
-                            : moe_data_sample(&run->data, (uint64_t)(step * b->global_batch + g));
-  int32_t *read = x->mem.sample;
-  MOE_TRY(moe_data_read(&run->data, held_out, sample < 0 ? 0 : sample, read));
+  const MoeBundle *b = now->x->bundle;
+  int64_t sample = held_out ? moe_data_eval_sample(now->data, b->global_batch, g)
+                            : moe_data_sample(now->data, (uint64_t)(now->earlier * b->global_batch + g));
+  int32_t *read = now->x->mem.sample;
+  MOE_TRY(moe_data_read(now->data, held_out, sample < 0 ? 0 : sample, read));
   for (int32_t i = 0; i < b->seq; i++) {
     tokens[i] = read[i];
     labels[i] = sample < 0 ? -1 : read[i + 1];
@@ -49,16 +59,17 @@ static MoeStatus load_sequence(const MoeRun *run, MoeExec *x, int64_t step, bool
   return MOE_OK;
 }
 
-static MoeStatus load_batch(const MoeRun *run, MoeExec *x, int64_t step, bool held_out)
+static MoeStatus load_batch(const Now *now, bool held_out)
 {
-  for (int32_t mb = 0; mb < run->bundle->micro_batches; mb++) {
+  const MoeBundle *b = now->x->bundle;
+  for (int32_t mb = 0; mb < b->micro_batches; mb++) {
     int64_t first = 0;
     int32_t *tokens = NULL;
     int32_t *labels = NULL;
-    int32_t n = moe_exec_batch(x, mb, &first, &tokens, &labels);
+    int32_t n = moe_exec_batch(now->x, mb, &first, &tokens, &labels);
     for (int32_t i = 0; i < n; i++) {
-      int64_t at = (int64_t)i * run->bundle->seq;
-      MOE_TRY(load_sequence(run, x, step, held_out, first + i, tokens + at, labels + at));
+      int64_t at = (int64_t)i * b->seq;
+      MOE_TRY(load_sequence(now, held_out, first + i, tokens + at, labels + at));
     }
   }
   return MOE_OK;
@@ -78,26 +89,27 @@ static MoeStatus dump(const MoeRun *run, MoeExec *x, const MoeFile *file, bool g
   return MOE_OK;
 }
 
-static MoeStatus evaluate(MoeRun *run, MoeExec *x, int64_t step, uint64_t *tick)
+static MoeStatus evaluate(MoeRun *run, const Now *now)
 {
-  const MoeBundle *b = run->bundle;
-  MOE_TRY(load_batch(run, x, step, true));
-  int64_t n = run->data.n_eval < b->global_batch ? run->data.n_eval : b->global_batch;
-  MoeStep eval = {.tick = (*tick)++, .inv_tokens = 1.0 / ((double)n * b->seq)};
+  MoeExec *x = now->x;
+  const MoeBundle *b = x->bundle;
+  MOE_TRY(load_batch(now, true));
+  int64_t n = now->data->n_eval < b->global_batch ? now->data->n_eval : b->global_batch;
+  MoeStep eval = {.inv_tokens = 1.0 / ((double)n * b->seq)};
   MOE_TRY(moe_exec_step(x, &eval));
-  return x->me.rank == 0 ? moe_report_eval(&run->report, step + 1, x->totals[MOE_SC_LOSS]) : MOE_OK;
+  return x->me.rank == 0 ? moe_report_eval(&run->report, now->t + 1, now->shape, x->totals[MOE_SC_LOSS]) : MOE_OK;
 }
 
-static MoeStatus train_step(MoeRun *run, MoeExec *x, int64_t t, uint64_t *tick, int64_t *updates)
+static MoeStatus train_step(MoeRun *run, const Now *now, int64_t *updates)
 {
-  const MoeBundle *b = run->bundle;
+  MoeExec *x = now->x;
+  const MoeBundle *b = x->bundle;
   const MoeOptions *o = run->options;
-  int64_t begin = moe_now_ns();
+  int64_t begin = moe_now_ns(), t = now->t;
   double lr = moe_learning_rate(b, t);
   int64_t traced = o->trace_step > 0 ? o->trace_step : o->steps;
-  MOE_TRY(load_batch(run, x, t, false));
-  MoeStep step = {.tick = (*tick)++,
-                  .update = true,
+  MOE_TRY(load_batch(now, false));
+  MoeStep step = {.update = true,
                   .trace = o->trace != NULL && t + 1 == traced,
                   .inv_tokens = 1.0 / ((double)b->global_batch * b->seq),
                   .adam = {.lr = (float)lr,
@@ -122,6 +134,8 @@ static MoeStatus train_step(MoeRun *run, MoeExec *x, int64_t t, uint64_t *tick, 
     moe_note("step %lld: loss or gradient is not finite; all ranks skip its update", (long long)t + 1);
   }
   MoeStepResult result = {.step = t + 1,
+                          .shape = now->shape,
+                          .flops_per_token = b->flops_per_token,
                           .loss = x->totals[MOE_SC_LOSS],
                           .balance_loss = x->totals[MOE_SC_BALANCE],
                           .grad_norm = moe_totals_norm(x->totals),
@@ -132,22 +146,27 @@ static MoeStatus train_step(MoeRun *run, MoeExec *x, int64_t t, uint64_t *tick, 
   return moe_report_step(&run->report, &result);
 }
 
-static MoeStatus run_steps(MoeRun *run, MoeExec *x)
+static MoeStatus run_steps(MoeRun *run, MoeShapes *shapes)
 {
   const MoeOptions *o = run->options;
-  uint64_t tick = 0;
   int64_t updates = 0;
-  set_phase(x, MOE_PHASE_RUN);
+  MoeExec *x = &shapes->execs[0];
   for (int64_t t = 0; t < o->steps; t++) {
     bool last = t + 1 == o->steps;
-    atomic_store(&x->shared->states[x->me.rank].step, (uint64_t)t + 1);
-    MOE_TRY(train_step(run, x, t, &tick, &updates));
+    Now now = {.t = t};
+    int32_t shape = moe_options_turn(o, t, &now.earlier);
+    MOE_TRY(moe_shapes_use(shapes, shape, &x));
+    now.x = x;
+    now.data = &run->data[shape];
+    now.shape = shapes->n > 1 ? x->bundle->shape : NULL;
+    atomic_store(&run->shared->states[shapes->rank].step, (uint64_t)t + 1);
+    MOE_TRY(train_step(run, &now, &updates));
     if (last) {
       MOE_TRY(dump(run, x, &run->grads, true));
     }
     bool due = last || (o->eval_every > 0 && (t + 1) % o->eval_every == 0);
-    if (due && run->data.n_eval > 0) {
-      MOE_TRY(evaluate(run, x, t, &tick));
+    if (due && now.data->n_eval > 0) {
+      MOE_TRY(evaluate(run, &now));
     }
   }
   return dump(run, x, &run->weights, false);
@@ -156,26 +175,29 @@ static MoeStatus run_steps(MoeRun *run, MoeExec *x)
 int moe_run_rank(void *arg, int32_t rank)
 {
   MoeRun *run = arg;
-  MoeExec x;
+  MoeShapes shapes;
   if (openblas_set_num_threads != NULL) {
     openblas_set_num_threads(1);
   }
   if (rank != 0) { /* its copy of the descriptor is of no use */
     run->report.log_fd = -1;
   }
-  if (moe_exec_open(&x, run->bundle, run->kernels, run->wiring, run->shared, rank, &run->options->exec) != MOE_OK) {
+  if (moe_shapes_open(&shapes, run->bundle, run->kernels, run->wirings, run->shared, rank, &run->options->exec) !=
+      MOE_OK) {
     return 1;
   }
+  MoeExec *first = &shapes.execs[0]; /* weights are the same in all */
   run->report.begin_ns = moe_now_ns();
-  set_phase(&x, MOE_PHASE_INIT);
-  moe_exec_init_weights(&x, run->options->seed);
-  MoeStatus status = run_steps(run, &x);
+  set_phase(first, MOE_PHASE_INIT);
+  moe_exec_init_weights(first, run->options->seed);
+  set_phase(first, MOE_PHASE_RUN);
+  MoeStatus status = run->bundle->emu != NULL ? moe_rehearse(run, &shapes) : run_steps(run, &shapes);
   if (status == MOE_OK) {
     if (rank == 0) {
       moe_report_end(&run->report);
     }
-    set_phase(&x, MOE_PHASE_DONE);
+    set_phase(first, MOE_PHASE_DONE);
   }
-  moe_exec_close(&x);
+  moe_shapes_close(&shapes);
   return status == MOE_OK ? 0 : 1;
 }

@@ -9,12 +9,12 @@
 
 /* Made by the launcher before the fork, so every rank has it. */
 typedef struct MoeRun {
-  const MoeBundle *bundle;
+  const MoeBundle *bundle; /* of the first shape */
   const MoeKernels *kernels;
   const MoeOptions *options;
-  const MoeWiring *wiring;
+  const MoeWiring *wirings; /* of each shape */
   MoeShared *shared;
-  MoeData data;
+  MoeData *data; /* of each shape: the same file */
   MoeFile grads;
   MoeFile weights;
   MoeReport report; /* rank 0 uses it */

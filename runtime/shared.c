@@ -15,14 +15,14 @@ static uint64_t take(uint64_t *end, uint64_t bytes)
   return at;
 }
 
-MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, bool paced, int32_t max_ops)
+MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, int32_t pace_ports, int32_t max_ops)
 {
   uint64_t n = (uint64_t)n_ranks;
   uint64_t end = 0;
   uint64_t states = take(&end, n * sizeof(MoeRankState));
   uint64_t comm_bells = take(&end, n * sizeof(MoeBell));
   uint64_t compute_bells = take(&end, n * sizeof(MoeBell));
-  uint64_t pacer = take(&end, paced ? moe_pace_bytes(n_ranks) : 0);
+  uint64_t pacer = take(&end, pace_ports > 0 ? moe_pace_bytes(n_ranks, pace_ports) : 0);
   uint64_t times = take(&end, n * (uint64_t)max_ops * 2 * sizeof(int64_t));
   uint64_t slabs = take(&end, slab_bytes);
   int fd = memfd_create("moe", MFD_CLOEXEC);
@@ -47,7 +47,7 @@ MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, boo
       .states = (MoeRankState *)(void *)(base + states),
       .comm_bells = (MoeBell *)(void *)(base + comm_bells),
       .compute_bells = (MoeBell *)(void *)(base + compute_bells),
-      .pacer = paced ? (MoePacer *)(void *)(base + pacer) : NULL,
+      .pacer = pace_ports > 0 ? (MoePacer *)(void *)(base + pacer) : NULL,
       .times = max_ops > 0 ? (_Atomic int64_t *)(void *)(base + times) : NULL,
       .max_ops = max_ops,
       .slabs = base + slabs,

@@ -19,9 +19,16 @@ typedef struct MoeRankState {
   _Alignas(64) _Atomic uint32_t phase; /* MoePhase */
   _Atomic uint32_t failed;             /* 1: `error` is being written, 2: `error` is complete */
   _Atomic uint64_t step;               /* training step, from 1; 0 before the first */
+  _Atomic uint32_t shape;              /* of that step: number in the program */
   _Atomic uint64_t beats;              /* grows whenever anything was done */
   _Atomic uint32_t compute;            /* op in progress: index + 1, or 0; MOE_WAITING set while it waits to start */
   _Atomic uint32_t comm;               /* the same of the progress thread */
+  /* of rehearsals: how many steps the rank has finished, and of the last two (even, odd) when each ended on the rank's
+     timeline, the time of day then, and how late its ops began at worst */
+  _Atomic uint64_t met;
+  _Atomic int64_t met_end_ns[2];
+  _Atomic int64_t met_now_ns[2];
+  _Atomic int64_t met_late_ns[2];
   char error[MOE_ERROR_TEXT];
 } MoeRankState;
 
@@ -34,15 +41,15 @@ typedef struct MoeShared {
   MoeRankState *states; /* [n_ranks] */
   MoeBell *comm_bells;  /* [n_ranks] of the progress threads */
   MoeBell *compute_bells;
-  MoePacer *pacer;        /* NULL without --link */
+  MoePacer *pacer;        /* NULL where links are not paced */
   _Atomic int64_t *times; /* [n_ranks][2 * max_ops] start and end of every op, ns; NULL without --trace */
   int32_t max_ops;
   uint8_t *slabs;
   uint64_t slab_bytes;
 } MoeShared;
 
-/* max_ops 0: no trace. */
-MoeStatus moe_shared_map(MoeShared *, int32_t n_ranks, uint64_t slab_bytes, bool paced, int32_t max_ops);
+/* pace_ports 0: links are not paced; max_ops 0: no trace. */
+MoeStatus moe_shared_map(MoeShared *, int32_t n_ranks, uint64_t slab_bytes, int32_t pace_ports, int32_t max_ops);
 void moe_shared_unmap(MoeShared *);
 
 #endif

@@ -12,7 +12,9 @@ typedef struct MoeSlot {
   _Alignas(64) _Atomic uint64_t full; /* generation of the message that lies here */
   _Atomic uint64_t free;              /* generation of the last message that is no longer needed */
   _Atomic uint64_t taken;             /* generation of the last message the receiver has seen; for tests */
-  _Atomic int64_t start_ns;           /* when the message in it began to travel; for traces */
+  _Atomic int64_t start_ns;           /* when the message in it began to travel */
+  _Atomic int64_t arrival_ns;         /* when it arrived: where ops take given times, before anybody looked */
+  _Atomic int64_t free_ns;            /* when the last message was no longer needed, likewise */
 } MoeSlot;
 
 static inline size_t moe_slot_bytes(size_t capacity)

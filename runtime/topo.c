@@ -50,6 +50,31 @@ int32_t moe_node_first(const MoeBundle *b, int32_t group_id, int32_t *node_first
   return n;
 }
 
+static int32_t way_of(const MoeBundle *b, int32_t mb)
+{
+  return moe_way(b->ways, b->micro_batches, mb);
+}
+
+int32_t moe_att_of(const MoeBundle *b, int32_t mb, int32_t layer)
+{
+  return b->att_group[way_of(b, mb) * (b->n_layers + 1) + layer];
+}
+
+int32_t moe_ffn_of(const MoeBundle *b, int32_t mb, int32_t layer)
+{
+  return b->ffn_group[way_of(b, mb) * b->n_layers + layer];
+}
+
+int32_t moe_combine_of(const MoeBundle *b, int32_t mb, int32_t layer)
+{
+  return b->combine_group[way_of(b, mb) * b->n_layers + layer];
+}
+
+bool moe_piped(const MoeBundle *b, int32_t mb, int32_t layer)
+{
+  return layer >= 0 && layer < b->n_layers && moe_combine_of(b, mb, layer) != moe_att_of(b, mb, layer + 1);
+}
+
 bool moe_group_relays(const MoeBundle *b, int32_t group_id)
 {
   if (b->dedup != MOE_DEDUP_NODE || !(b->groups[group_id].role & MOE_ROLE_F)) {
@@ -171,6 +196,13 @@ int32_t moe_peer_index(const MoeRank *me, const MoeOp *op, int32_t peer)
   }
 }
 
+int32_t moe_source_index(const MoeRank *me, const MoeOp *recv, int32_t peer)
+{
+  int32_t index = moe_peer_index(me, recv, peer);
+  bool whole = recv->edge == MOE_EDGE_COMBINE || recv->edge == MOE_EDGE_DISPATCH_B;
+  return whole ? recv->chunk * me->bundle->groups[recv->peer].n_ranks + index : index;
+}
+
 /* Experts that messages to or from an FFN rank may speak of: its own, or its node's if it relays. */
 static int32_t msg_experts(const MoeBundle *b, const MoeRank *ffn, bool of_node)
 {
@@ -184,6 +216,16 @@ static int32_t msg_experts(const MoeBundle *b, const MoeRank *ffn, bool of_node)
     }
   }
   return (int32_t)n;
+}
+
+/* Sequences of a PIPE message: those that both ranks hold. */
+static int32_t pipe_seqs(const MoeBundle *b, const MoeRank *from, const MoeRank *to, int32_t mb)
+{
+  int64_t begin;
+  int64_t seqs = moe_mb_seqs(b->global_batch, b->replicas, from->replica, b->mb_seqs, mb);
+  int64_t first = moe_part_begin(seqs, to->group->n_ranks, to->index);
+  int64_t size = moe_part_size(seqs, to->group->n_ranks, to->index);
+  return (int32_t)moe_part_overlap(seqs, from->group->n_ranks, from->index, first, size, &begin);
 }
 
 size_t moe_op_msg_bytes(const MoeBundle *b, const MoeKernels *kernels, const MoeOp *op, int32_t src, int32_t dst)
@@ -202,6 +244,9 @@ size_t moe_op_msg_bytes(const MoeBundle *b, const MoeKernels *kernels, const Moe
   case MOE_EDGE_SCALARS_UP:
   case MOE_EDGE_SCALARS_DOWN:
     return 64 + MOE_SC_COUNT * sizeof(double);
+  case MOE_EDGE_PIPE:
+  case MOE_EDGE_PIPE_B:
+    return kernels->msg_bytes(op->edge, b->seq, pipe_seqs(b, &from, &to, op->mb), 0);
   case MOE_EDGE_FORWARD:
   case MOE_EDGE_GATHER_B: /* relay to member: rows may come from every sequence of the micro-batch */
     return kernels->msg_bytes(op->edge, b->seq, b->mb_seqs, msg_experts(b, &to, false));
@@ -219,13 +264,19 @@ size_t moe_op_msg_bytes(const MoeBundle *b, const MoeKernels *kernels, const Moe
     break;
   }
   int32_t seqs = (int32_t)moe_part_max(b->mb_seqs, att->group->n_ranks);
-  return kernels->msg_bytes(op->edge, b->seq, seqs, msg_experts(b, ffn, moe_group_relays(b, ffn->group_id)));
+  int32_t positions = (int32_t)moe_part_size(b->seq, b->chunks, op->chunk);
+  return kernels->msg_bytes(op->edge, positions, seqs, msg_experts(b, ffn, moe_group_relays(b, ffn->group_id)));
+}
+
+static void grow(int32_t *most, int32_t n)
+{
+  *most = n > *most ? n : *most;
 }
 
 MoeDims moe_dims(const MoeBundle *b, int32_t group_id)
 {
   const MoeGroup *group = &b->groups[group_id];
-  MoeDims d = {.seq = b->seq, .mb_seqs = b->mb_seqs};
+  MoeDims d = {.seq = b->seq, .mb_seqs = b->mb_seqs, .chunks = b->chunks};
   if (group->role & MOE_ROLE_A) {
     d.att_seqs = (int32_t)moe_part_max(b->mb_seqs, group->n_ranks);
   }
@@ -234,15 +285,19 @@ MoeDims moe_dims(const MoeBundle *b, int32_t group_id)
     d.n_ffn = group->n_ranks;
     d.relay = moe_group_relays(b, group_id);
   }
-  for (int32_t l = 0; l <= b->n_layers; l++) {
-    if (b->att_group[l] != group_id) {
-      continue;
-    }
-    if (l > 0 && b->groups[b->ffn_group[l - 1]].n_ranks > d.n_src) {
-      d.n_src = b->groups[b->ffn_group[l - 1]].n_ranks;
-    }
-    if (l < b->n_layers && b->groups[b->ffn_group[l]].n_ranks > d.n_ffn) {
-      d.n_ffn = b->groups[b->ffn_group[l]].n_ranks;
+  for (int32_t way = 0; way < b->ways; way++) {
+    int32_t mb = way == 0 ? 0 : b->micro_batches - 1; /* one that goes this way */
+    for (int32_t l = 0; l <= b->n_layers; l++) {
+      bool att = moe_att_of(b, mb, l) == group_id;
+      if (att && l > 0 && !moe_piped(b, mb, l - 1)) {
+        grow(&d.n_src, b->chunks * b->groups[moe_ffn_of(b, mb, l - 1)].n_ranks);
+      }
+      if (att && l < b->n_layers) {
+        grow(&d.n_ffn, b->groups[moe_ffn_of(b, mb, l)].n_ranks);
+      }
+      if (moe_piped(b, mb, l) && moe_combine_of(b, mb, l) == group_id) {
+        grow(&d.n_join, b->chunks * b->groups[moe_ffn_of(b, mb, l)].n_ranks);
+      }
     }
   }
   return d;
@@ -274,6 +329,9 @@ void moe_op_text(const MoeOp *op, char *text, size_t n)
     used += snprintf(text + used, n - (size_t)used, " layer %d", op->layer);
   }
   if (op->mb >= 0 && used > 0 && (size_t)used < n) {
-    snprintf(text + used, n - (size_t)used, " micro-batch %d", op->mb);
+    used += snprintf(text + used, n - (size_t)used, " micro-batch %d", op->mb);
+  }
+  if (op->chunk > 0 && used > 0 && (size_t)used < n) {
+    snprintf(text + used, n - (size_t)used, " chunk %d", op->chunk);
   }
 }

@@ -29,6 +29,13 @@ int32_t moe_node_of(const MoeBundle *, int32_t group_id, int32_t index);
 /* Fills node_first[0 .. n_nodes] (moe_kernels.h) and returns n_nodes. `node_first` has room for n_ranks + 1. */
 int32_t moe_node_first(const MoeBundle *, int32_t group_id, int32_t *node_first);
 
+/* Groups of a layer on the way that micro-batch `mb` goes: its attention (of layer n_layers: the head), its FFN, and
+   where its COMBINE goes; and whether its output reaches the next layer's attention by PIPE. */
+int32_t moe_att_of(const MoeBundle *, int32_t mb, int32_t layer);
+int32_t moe_ffn_of(const MoeBundle *, int32_t mb, int32_t layer);
+int32_t moe_combine_of(const MoeBundle *, int32_t mb, int32_t layer);
+bool moe_piped(const MoeBundle *, int32_t mb, int32_t layer);
+
 /* Whether dispatches to this FFN group go through relays. */
 bool moe_group_relays(const MoeBundle *, int32_t group_id);
 
@@ -44,6 +51,10 @@ int32_t moe_op_peers(const MoeRank *, const MoeOp *, int32_t *peers);
 
 /* Index of a peer in the list its messages are numbered by: within its group, or among the holders, or its rank. */
 int32_t moe_peer_index(const MoeRank *, const MoeOp *, int32_t peer);
+
+/* The same for the op that takes a RECV's messages in (MoeIn.peer). An attention op takes those of all chunks at once:
+   there chunks count before ranks. */
+int32_t moe_source_index(const MoeRank *, const MoeOp *recv, int32_t peer);
 
 /* Largest message of a SEND or RECV between two ranks, in bytes. */
 size_t moe_op_msg_bytes(const MoeBundle *, const MoeKernels *, const MoeOp *, int32_t src, int32_t dst);

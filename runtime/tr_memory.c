@@ -24,28 +24,35 @@ static uint8_t *memory_slot(const MoeLink *link, uint32_t slot)
   return moe_slot_data(slot_at(link, slot));
 }
 
-static bool memory_acquire(const MoeLink *link, uint32_t slot, uint64_t generation)
+static bool memory_acquire(const MoeLink *link, uint32_t slot, uint64_t generation, int64_t *free_ns_p)
 {
-  return moe_slot_writable(slot_at(link, slot), generation);
+  MoeSlot *s = slot_at(link, slot);
+  if (!moe_slot_writable(s, generation)) {
+    return false;
+  }
+  *free_ns_p = atomic_load_explicit(&s->free_ns, memory_order_relaxed);
+  return true;
 }
 
-static MoeStatus memory_put(const MoeLink *link, uint32_t slot, uint64_t generation, size_t bytes, int64_t start_ns)
+static MoeStatus memory_put(const MoeLink *link, uint32_t slot, uint64_t generation, size_t bytes, MoeSpan span)
 {
   MoeSlot *s = slot_at(link, slot);
   (void)bytes; /* it lies there already */
-  atomic_store_explicit(&s->start_ns, start_ns, memory_order_relaxed);
+  atomic_store_explicit(&s->start_ns, span.start_ns, memory_order_relaxed);
+  atomic_store_explicit(&s->arrival_ns, span.arrival_ns, memory_order_relaxed);
   moe_slot_publish(s, generation);
   moe_bell_ring(link->dst_bell);
   return MOE_OK;
 }
 
-static bool memory_arrived(const MoeLink *link, uint32_t slot, uint64_t generation, int64_t *start_ns_p)
+static bool memory_arrived(const MoeLink *link, uint32_t slot, uint64_t generation, MoeSpan *span_p)
 {
   MoeSlot *s = slot_at(link, slot);
   if (!moe_slot_readable(s, generation)) {
     return false;
   }
-  *start_ns_p = atomic_load_explicit(&s->start_ns, memory_order_relaxed);
+  *span_p = (MoeSpan){.start_ns = atomic_load_explicit(&s->start_ns, memory_order_relaxed),
+                      .arrival_ns = atomic_load_explicit(&s->arrival_ns, memory_order_relaxed)};
   return true;
 }
 
@@ -54,8 +61,9 @@ static const uint8_t *memory_data(const MoeLink *link, uint32_t slot)
   return moe_slot_data(slot_at(link, slot));
 }
 
-static void memory_release(const MoeLink *link, uint32_t slot, uint64_t generation)
+static void memory_release(const MoeLink *link, uint32_t slot, uint64_t generation, int64_t free_ns)
 {
+  atomic_store_explicit(&slot_at(link, slot)->free_ns, free_ns, memory_order_relaxed);
   moe_slot_release(slot_at(link, slot), generation);
   moe_bell_ring(link->src_bell);
 }

@@ -27,20 +27,26 @@ typedef struct MoeLink {
   const size_t *capacity; /* [n_slots] largest message */
 } MoeLink;
 
+/* When a message began to travel and when it arrived. Transports carry these times, they do not look at them. */
+typedef struct MoeSpan {
+  int64_t start_ns;
+  int64_t arrival_ns;
+} MoeSpan;
+
 struct MoeTransport {
   const char *name;
   bool (*reaches)(const MoePeer *me, const MoePeer *other);
 
-  /* Sender. `slot`: where to pack the message. `acquire`: whether generation g may be packed. `put`: hands over what
-     was packed; the receiver will see it whole. */
+  /* Sender. `slot`: where to pack the message. `acquire`: whether generation g may be packed, and since when. `put`:
+     hands over what was packed; the receiver will see it whole. */
   uint8_t *(*slot)(const MoeLink *, uint32_t slot);
-  bool (*acquire)(const MoeLink *, uint32_t slot, uint64_t generation);
-  MoeStatus (*put)(const MoeLink *, uint32_t slot, uint64_t generation, size_t bytes, int64_t start_ns);
+  bool (*acquire)(const MoeLink *, uint32_t slot, uint64_t generation, int64_t *free_ns_p);
+  MoeStatus (*put)(const MoeLink *, uint32_t slot, uint64_t generation, size_t bytes, MoeSpan);
 
   /* Receiver. `data` is valid from `arrived` to `release`. */
-  bool (*arrived)(const MoeLink *, uint32_t slot, uint64_t generation, int64_t *start_ns_p);
+  bool (*arrived)(const MoeLink *, uint32_t slot, uint64_t generation, MoeSpan *span_p);
   const uint8_t *(*data)(const MoeLink *, uint32_t slot);
-  void (*release)(const MoeLink *, uint32_t slot, uint64_t generation);
+  void (*release)(const MoeLink *, uint32_t slot, uint64_t generation, int64_t free_ns);
 
   /* The receiver tells that it has seen a message, the sender asks: only for the test in which sends wait for that. */
   void (*take)(const MoeLink *, uint32_t slot, uint64_t generation);

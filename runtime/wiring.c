@@ -68,8 +68,8 @@ static MoeStatus collect(const MoeBundle *b, MoeWiring *w, int32_t *n_recvs, int
 
 static bool same_message(const MoeOp *a, const MoeOp *b)
 {
-  return a->edge == b->edge && a->layer == b->layer && a->mb == b->mb && a->bucket == b->bucket && a->chan == b->chan &&
-         a->slot == b->slot;
+  return a->edge == b->edge && a->layer == b->layer && a->mb == b->mb && a->chunk == b->chunk &&
+         a->bucket == b->bucket && a->chan == b->chan && a->slot == b->slot;
 }
 
 static MoeStatus check_pair(const MoeBundle *b, const MoeLinkPlan *link, int32_t n_recvs, int32_t src, int32_t dst)
@@ -132,10 +132,10 @@ static MoeStatus number_slots(const MoeBundle *b, const MoeKernels *kernels, Moe
   return MOE_OK;
 }
 
-MoeStatus moe_wiring_build(const MoeBundle *b, const MoeKernels *kernels, MoeWiring *w)
+MoeStatus moe_wiring_build(const MoeBundle *b, const MoeKernels *kernels, uint64_t shared_begin, MoeWiring *w)
 {
   int32_t n = moe_n_ranks(b);
-  *w = (MoeWiring){.n_ranks = n};
+  *w = (MoeWiring){.n_ranks = n, .shared_end = shared_begin};
   size_t pairs = (size_t)n * (size_t)n;
   w->links = calloc(pairs, sizeof *w->links);
   w->self_bytes = calloc((size_t)n, sizeof *w->self_bytes);
@@ -156,7 +156,7 @@ MoeStatus moe_wiring_build(const MoeBundle *b, const MoeKernels *kernels, MoeWir
         status = number_slots(b, kernels, link, src, dst);
       }
       for (int32_t s = 0; status == MOE_OK && s < link->n_slots; s++) {
-        uint64_t *end = src == dst ? &w->self_bytes[src] : &w->shared_bytes;
+        uint64_t *end = src == dst ? &w->self_bytes[src] : &w->shared_end;
         link->offset[s] = *end;
         *end += moe_slot_bytes(link->capacity[s]);
         w->in_bytes[dst] += moe_slot_bytes(link->capacity[s]);

@@ -5,7 +5,7 @@
 
 #include "runtime/moe_bundle.h"
 
-/* One message of a step on one link. Its generation in step n is n * uses + use + 1. */
+/* One message of a step on one link. Its generation in the shape's step n is n * uses + use + 1. */
 typedef struct MoeMsg {
   int32_t op;    /* SEND in the sender's table, or RECV in the receiver's */
   uint32_t slot; /* of the link */
@@ -25,14 +25,15 @@ typedef struct MoeLinkPlan {
 
 typedef struct MoeWiring {
   int32_t n_ranks;
-  MoeLinkPlan *links;    /* [src * n_ranks + dst] */
-  uint64_t shared_bytes; /* slots between different ranks, all together */
-  uint64_t *self_bytes;  /* [n_ranks] slots of a rank to itself */
-  uint64_t *in_bytes;    /* [n_ranks] all slots a rank receives in */
+  MoeLinkPlan *links;   /* [src * n_ranks + dst] */
+  uint64_t shared_end;  /* of its slots between different ranks, in the shared region */
+  uint64_t *self_bytes; /* [n_ranks] slots of a rank to itself */
+  uint64_t *in_bytes;   /* [n_ranks] all slots a rank receives in */
 } MoeWiring;
 
-/* Fails if the two sides of a pair of ranks do not agree, which no checked schedule does. */
-MoeStatus moe_wiring_build(const MoeBundle *, const MoeKernels *, MoeWiring *);
+/* Slots between ranks lie in the shared region from shared_begin on. Fails if the two sides of a pair of ranks do not
+   agree, which no checked schedule does. */
+MoeStatus moe_wiring_build(const MoeBundle *, const MoeKernels *, uint64_t shared_begin, MoeWiring *);
 void moe_wiring_free(MoeWiring *);
 
 static inline const MoeLinkPlan *moe_link_plan(const MoeWiring *w, int32_t src, int32_t dst)

@@ -14,13 +14,13 @@ MoeStatus moe_att_fwd(MoeCall *call)
   MoeAttScratch t;
   const float *w = call->w;
   size_t seq = (size_t)call->seq;
-  moe_att_saved_carve(call->saved, (size_t)call->n_seqs, seq, (size_t)call->n_in, &s);
-  *s.head = (MoeAttHead){(uint32_t)seq, (uint32_t)call->n_seqs, (uint32_t)call->seq0, (uint32_t)call->n_in};
+  moe_att_begin(call, call->piped ? 0 : call->n_in, &s);
   carve_scratch(call, s.tokens, &t);
-  if (call->n_in > 0) {
-    MOE_TRY(moe_take_combine(call, &s, t.source));
-  } else if (call->layer != 0) {
+  if (call->n_in == 0 && call->layer != 0) {
     return MOE_EPROTO;
+  }
+  if (call->n_in > 0) {
+    MOE_TRY(call->piped ? moe_take_pipe(call, s.x) : moe_take_combine(call, s.x, &s.src, t.source));
   }
 
   size_t n = s.tokens;

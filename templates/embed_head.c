@@ -8,8 +8,7 @@
 MoeStatus moe_embed_fwd(MoeCall *call)
 {
   MoeAttSaved s;
-  moe_att_saved_carve(call->saved, (size_t)call->n_seqs, (size_t)call->seq, 0, &s);
-  *s.head = (MoeAttHead){(uint32_t)call->seq, (uint32_t)call->n_seqs, (uint32_t)call->seq0, 0};
+  moe_att_begin(call, 0, &s);
   for (size_t t = 0; t < s.tokens; t++) {
     int32_t id = call->tokens[t];
     if (id < 0 || id >= MOE_VOCAB) {
@@ -78,11 +77,10 @@ MoeStatus moe_head(MoeCall *call)
   MoeAttSaved s;
   MoeAttWork out;
   MoeHeadScratch t;
-  moe_att_saved_carve(call->saved, (size_t)call->n_seqs, (size_t)call->seq, (size_t)call->n_in, &s);
-  *s.head = (MoeAttHead){(uint32_t)call->seq, (uint32_t)call->n_seqs, (uint32_t)call->seq0, (uint32_t)call->n_in};
+  moe_att_begin(call, call->piped ? 0 : call->n_in, &s);
   moe_att_work_carve(call->work, s.tokens, &out);
   moe_head_scratch_carve(call->scratch, (size_t)call->n_in, &t);
-  MOE_TRY(moe_take_combine(call, &s, t.source));
+  MOE_TRY(call->piped ? moe_take_pipe(call, s.x) : moe_take_combine(call, s.x, &s.src, t.source));
   for (size_t at = 0; at < s.tokens; at += MOE_HEAD_CHUNK) {
     size_t n = moe_min(MOE_HEAD_CHUNK, s.tokens - at);
     const MoeReal *x = s.x + at * MOE_HIDDEN;

@@ -6,10 +6,16 @@ static size_t positive(int32_t n)
   return n > 0 ? (size_t)n : 0;
 }
 
-/* Rows that an FFN rank may get, and pairs, when every token of a micro-batch comes to it. */
+/* Positions of the largest chunk. */
+static size_t chunk_seq(const MoeDims *d)
+{
+  return positive((int32_t)moe_part_max(d->seq, d->chunks));
+}
+
+/* Rows that an FFN rank may get, and pairs, when every token of a micro-batch's chunk comes to it. */
 static size_t ffn_rows(const MoeDims *d)
 {
-  return d->ffn_experts > 0 ? positive(d->mb_seqs) * positive(d->seq) : 0;
+  return d->ffn_experts > 0 ? positive(d->mb_seqs) * chunk_seq(d) : 0;
 }
 
 static size_t ffn_pairs(const MoeDims *d)
@@ -20,7 +26,12 @@ static size_t ffn_pairs(const MoeDims *d)
 static size_t att_saved_bytes(const MoeDims *d)
 {
   MoeAttSaved s;
-  return moe_att_saved_carve(NULL, positive(d->att_seqs), positive(d->seq), positive(d->n_src), &s);
+  const MoeAttHead shape = {.seq = (uint32_t)positive(d->seq),
+                            .n_seqs = (uint32_t)positive(d->att_seqs),
+                            .n_src = (uint32_t)positive(d->n_src),
+                            .n_join = (uint32_t)positive(d->n_join),
+                            .rows = (uint32_t)(positive(d->att_seqs) * chunk_seq(d))};
+  return moe_att_saved_carve(NULL, &shape, &s);
 }
 
 static size_t att_work_bytes(const MoeDims *d)
@@ -51,12 +62,12 @@ static size_t scratch_bytes(const MoeDims *d)
   MoeHeadScratch head;
   MoeFfnScratch ffn;
   MoeSource *source;
-  size_t senders = moe_max(positive(d->n_src), positive(d->n_ffn));
+  size_t senders = moe_max(moe_max(positive(d->n_src), positive(d->n_join)), positive(d->n_ffn) * positive(d->chunks));
   size_t tokens = positive(d->att_seqs) * positive(d->seq);
   size_t bytes = moe_att_scratch_carve(NULL, tokens, positive(d->seq), senders, &att);
   bytes = moe_max(bytes, moe_head_scratch_carve(NULL, senders, &head));
   bytes = moe_max(bytes, moe_ffn_scratch_carve(NULL, ffn_rows(d), &ffn));
-  return moe_max(bytes, moe_node_scratch_carve(NULL, senders, &source));
+  return moe_max(bytes, moe_source_scratch_carve(NULL, senders, &source));
 }
 
 static size_t msg_bytes(MoeEdge edge, int32_t seq, int32_t src_seqs, int32_t experts)
@@ -75,6 +86,8 @@ static size_t msg_bytes(MoeEdge edge, int32_t seq, int32_t src_seqs, int32_t exp
   case MOE_EDGE_COMBINE_B:
   case MOE_EDGE_GATHER:
   case MOE_EDGE_GATHER_B:
+  case MOE_EDGE_PIPE:
+  case MOE_EDGE_PIPE_B:
     return moe_align64(moe_msg_size(rows, MOE_NO_HEAD, 0, 0));
   default:
     return 0; /* not a message of kernels */
@@ -93,7 +106,9 @@ const MoeKernels moe_kernels = {
             [MOE_OP_EMBED_FWD] = moe_embed_fwd,
             [MOE_OP_ATT_FWD] = moe_att_fwd,
             [MOE_OP_FFN_FWD] = moe_ffn_fwd,
+            [MOE_OP_JOIN_FWD] = moe_join_fwd,
             [MOE_OP_HEAD] = moe_head,
+            [MOE_OP_JOIN_DGRAD] = moe_join_dgrad,
             [MOE_OP_FFN_DGRAD] = moe_ffn_dgrad,
             [MOE_OP_ATT_DGRAD] = moe_att_dgrad,
             [MOE_OP_FFN_WGRAD] = moe_ffn_wgrad,
@@ -112,6 +127,8 @@ const MoeKernels moe_kernels = {
             [MOE_EDGE_GATHER_B] = moe_pack_gather_b,
             [MOE_EDGE_FORWARD_B] = moe_pack_forward_b,
             [MOE_EDGE_DISPATCH_B] = moe_pack_dispatch_b,
+            [MOE_EDGE_PIPE] = moe_pack_pipe,
+            [MOE_EDGE_PIPE_B] = moe_pack_pipe,
         },
     .add = moe_add,
     .sumsq = moe_sumsq,

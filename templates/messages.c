@@ -51,28 +51,32 @@ static bool sum_token(MoeSource *source, int32_t n, uint32_t token, float *sum)
   return found;
 }
 
-MoeStatus moe_take_combine(MoeCall *call, const MoeAttSaved *s, MoeSource *source)
+MoeStatus moe_take_combine(MoeCall *call, MoeReal *x, const MoeSenders *senders, MoeSource *source)
 {
   uint32_t first = (uint32_t)call->seq0 * (uint32_t)call->seq;
+  size_t n_tokens = (size_t)call->n_seqs * (size_t)call->seq;
   float buf[MOE_HIDDEN];
   MOE_TRY(moe_sources(call, MOE_TOKEN_HEAD, 0, source));
-  for (size_t t = 0; t < s->tokens; t++) {
-    MoeReal *x = s->x + t * MOE_HIDDEN;
-    float *sum = moe_target(x, buf);
+  for (size_t t = 0; t < n_tokens; t++) {
+    MoeReal *row = x + t * MOE_HIDDEN;
+    float *sum = moe_target(row, buf);
     if (!sum_token(source, call->n_in, first + (uint32_t)t, sum)) {
       return MOE_EPROTO;
     }
-    moe_keep(x, sum, MOE_HIDDEN);
+    moe_keep(row, sum, MOE_HIDDEN);
   }
   if (!moe_sources_done(call, source)) { /* a token of another rank, or out of order */
     return MOE_EPROTO;
   }
-  for (size_t i = 0; i < (size_t)call->n_in; i++) {
+  for (size_t i = 0; i < senders->n; i++) {
     const uint32_t *tokens = source[i].view.heads;
-    s->src_peer[i] = (uint32_t)call->in[i].peer;
-    s->src_rows[i] = (uint32_t)source[i].view.n_rows;
+    if (source[i].view.n_rows > senders->stride) { /* tokens of another chunk */
+      return MOE_EPROTO;
+    }
+    senders->peer[i] = (uint32_t)call->in[i].peer;
+    senders->rows[i] = (uint32_t)source[i].view.n_rows;
     for (size_t r = 0; r < source[i].view.n_rows; r++) {
-      s->src_token[i * s->tokens + r] = tokens[r] - first;
+      senders->token[i * senders->stride + r] = tokens[r] - first;
     }
   }
   return MOE_OK;
@@ -83,11 +87,16 @@ static void route_of(const MoeAttSaved *s, const uint16_t *owner, size_t t, uint
   moe_route(owner, s->choice + t * MOE_TOP_K, s->dropped + t * MOE_TOP_K, token, route);
 }
 
+static int64_t chunk_of(const MoeCall *call, uint32_t token)
+{
+  return call->n_chunks == 1 ? 0 : moe_part_of(call->seq, call->n_chunks, token % (uint32_t)call->seq);
+}
+
 MoeStatus moe_take_dispatch_b(MoeCall *call, const MoeAttSaved *s, MoeSource *source, float *da, float *dw)
 {
   uint16_t owner[MOE_EXPERTS];
   moe_owners(call->n_ffn, owner);
-  if (call->n_in != call->n_ffn) {
+  if (call->n_in != call->n_ffn * call->n_chunks) {
     return MOE_EPROTO;
   }
   MOE_TRY(moe_sources(call, MOE_NO_HEAD, MOE_GRAD_PAIR, source));
@@ -104,11 +113,12 @@ MoeStatus moe_take_dispatch_b(MoeCall *call, const MoeAttSaved *s, MoeSource *so
     MoeTarget target[MOE_TOP_K];
     route_of(s, owner, t, token, &route);
     size_t n = moe_targets(call, &route, token, target);
+    MoeSource *chunk = source + chunk_of(call, token) * call->n_ffn;
     for (size_t k = 0; k < MOE_TOP_K; k++) {
       dw[t * MOE_TOP_K + k] = 0.0f;
     }
     for (size_t i = 0; i < n; i++) {
-      MoeSource *from = &source[target[i].rank];
+      MoeSource *from = &chunk[target[i].rank];
       const float *values = from->view.pairs;
       if (from->row == from->view.n_rows) {
         return MOE_EPROTO;
@@ -134,8 +144,8 @@ static bool list_valid(const MoeCall *call, const MoeView *view, int64_t first_e
   const MoePair *pairs = view->pairs;
   size_t n = 0;
   for (size_t r = 0; r < view->n_rows; r++) {
-    if (rows[r].token >= moe_mb_tokens(call) || (r > 0 && rows[r].token <= rows[r - 1].token) ||
-        rows[r].pairs > MOE_TOP_K || rows[r].home >= call->n_ffn) {
+    if (rows[r].token >= moe_mb_tokens(call) || chunk_of(call, rows[r].token) != call->chunk ||
+        (r > 0 && rows[r].token <= rows[r - 1].token) || rows[r].pairs > MOE_TOP_K || rows[r].home >= call->n_ffn) {
       return false;
     }
     n += rows[r].pairs;
@@ -162,7 +172,7 @@ MoeStatus moe_count_list(const MoeCall *call, size_t first, size_t last, size_t 
     MOE_TRY(moe_view(&call->in[i], MOE_LIST_HEAD, MOE_LIST_PAIR, &view));
     rows += view.n_rows;
     pairs += view.n_pairs;
-    if (rows > moe_mb_tokens(call)) {
+    if (rows > moe_chunk_tokens(call)) {
       return MOE_EOVERFLOW;
     }
     if (!list_valid(call, &view, first_expert, last_expert)) {
@@ -213,55 +223,64 @@ MoeStatus moe_take_grads(const MoeCall *call, const MoeList *list, MoeReal *dx)
   return row == list->head->rows ? MOE_OK : MOE_EPROTO;
 }
 
+/* A DISPATCH message under way; without a draft its rows and pairs are only counted. */
+typedef struct Letter {
+  MoeDraft draft;
+  MoeRowHead *heads;
+  MoePair *pairs;
+  size_t n_rows, n_pairs;
+} Letter;
+
+/* Adds what of token t goes to the call's peer. */
+static void add_token(const MoeCall *call, const MoeAttSaved *s, const uint16_t *owner, size_t t, Letter *letter)
+{
+  uint32_t token = s->head->seq0 * s->head->seq + (uint32_t)t;
+  MoeRoute route;
+  MoeTarget target[MOE_TOP_K];
+  route_of(s, owner, t, token, &route);
+  size_t n = moe_targets(call, &route, token, target);
+  for (size_t i = 0; i < n; i++) {
+    if (target[i].rank != call->peer) {
+      continue;
+    }
+    size_t first_pair = letter->n_pairs;
+    for (size_t j = t * MOE_TOP_K; j < (t + 1) * MOE_TOP_K; j++) {
+      if (!s->dropped[j] && moe_in_target(&target[i], owner[s->choice[j]])) {
+        if (letter->pairs != NULL) {
+          letter->pairs[letter->n_pairs] = (MoePair){s->choice[j], s->weight[j]};
+        }
+        letter->n_pairs++;
+      }
+    }
+    if (letter->heads != NULL) {
+      letter->heads[letter->n_rows] = (MoeRowHead){token, (uint16_t)(letter->n_pairs - first_pair), route.home};
+      moe_row_put(&letter->draft, letter->draft.rows + letter->n_rows * MOE_HIDDEN, s->a + t * MOE_HIDDEN, 1);
+    }
+    letter->n_rows++;
+  }
+}
+
 size_t moe_pack_dispatch(MoeCall *call, void *slot)
 {
   MoeAttSaved s;
   uint16_t owner[MOE_EXPERTS];
-  size_t rows = 0;
-  size_t pairs = 0;
-  MoeDraft draft = {0};
-  MoeRowHead *heads = NULL;
-  MoePair *list = NULL;
+  Letter letter = {0};
+  size_t begin = (size_t)moe_part_begin(call->seq, call->n_chunks, call->chunk);
+  size_t end = (size_t)moe_part_begin(call->seq, call->n_chunks, call->chunk + 1);
   moe_att_saved(call, &s);
   moe_owners(call->n_ffn, owner);
   for (int pass = 0; pass < 2; pass++) { /* counts first: the lists stand before the rows */
-    size_t row = 0;
-    size_t pair = 0;
-    for (size_t t = 0; t < s.tokens; t++) {
-      uint32_t token = s.head->seq0 * s.head->seq + (uint32_t)t;
-      MoeRoute route;
-      MoeTarget target[MOE_TOP_K];
-      route_of(&s, owner, t, token, &route);
-      size_t n = moe_targets(call, &route, token, target);
-      for (size_t i = 0; i < n; i++) {
-        if (target[i].rank != call->peer) {
-          continue;
-        }
-        size_t first_pair = pair;
-        for (size_t j = t * MOE_TOP_K; j < (t + 1) * MOE_TOP_K; j++) {
-          if (!s.dropped[j] && moe_in_target(&target[i], owner[s.choice[j]])) {
-            if (pass == 1) {
-              list[pair] = (MoePair){s.choice[j], s.weight[j]};
-            }
-            pair++;
-          }
-        }
-        if (pass == 1) {
-          heads[row] = (MoeRowHead){token, (uint16_t)(pair - first_pair), route.home};
-          moe_row_put(&draft, draft.rows + row * MOE_HIDDEN, s.a + t * MOE_HIDDEN, 1);
-        }
-        row++;
+    for (size_t at = 0; at < s.tokens; at += s.head->seq) {
+      for (size_t t = at + begin; t < at + end; t++) {
+        add_token(call, &s, owner, t, &letter);
       }
     }
     if (pass == 0) {
-      rows = row;
-      pairs = pair;
-      draft = moe_draft(call, slot, rows, MOE_LIST_HEAD, pairs, MOE_LIST_PAIR);
-      heads = draft.heads;
-      list = draft.pairs;
+      MoeDraft draft = moe_draft(call, slot, letter.n_rows, MOE_LIST_HEAD, letter.n_pairs, MOE_LIST_PAIR);
+      letter = (Letter){.draft = draft, .heads = draft.heads, .pairs = draft.pairs};
     }
   }
-  return moe_draft_end(&draft);
+  return moe_draft_end(&letter.draft);
 }
 
 /* The list that COMBINE and DISPATCH_B speak of: the relay's where there are relays, else the rank's own. */
@@ -299,14 +318,16 @@ size_t moe_pack_combine_b(MoeCall *call, void *slot)
   MoeAttWork work;
   moe_att_saved(call, &s);
   moe_att_work_carve(call->work, s.tokens, &work);
+  const MoeSenders *to = call->piped ? &s.join : &s.src;
+  uint32_t peer = (uint32_t)(call->chunk * call->n_ffn + call->peer);
   size_t i = 0;
-  while (i < s.head->n_src && s.src_peer[i] != (uint32_t)call->peer) {
+  while (i < to->n && to->peer[i] != peer) {
     i++;
   }
-  size_t n = i < s.head->n_src ? s.src_rows[i] : 0;
+  size_t n = i < to->n ? to->rows[i] : 0;
   MoeDraft draft = moe_draft(call, slot, n, MOE_NO_HEAD, 0, 0);
   for (size_t r = 0; r < n; r++) {
-    moe_row_put(&draft, draft.rows + r * MOE_HIDDEN, work.dx + s.src_token[i * s.tokens + r] * MOE_HIDDEN, 1);
+    moe_row_put(&draft, draft.rows + r * MOE_HIDDEN, work.dx + to->token[i * to->stride + r] * MOE_HIDDEN, 1);
   }
   return moe_draft_end(&draft);
 }

@@ -93,7 +93,7 @@ static inline MoeDraft moe_draft(const MoeCall *call, void *slot, size_t rows, s
                 .rows = (void *)(base + rows_at)};
   head->rows = (uint32_t)rows;
   head->pairs = (uint32_t)pairs;
-  head->stamp = moe_stamp(call->step, (uint32_t)call->layer, (uint32_t)call->mb, call->edge);
+  head->stamp = moe_stamp(call->step, (uint32_t)call->chunk, (uint32_t)call->layer, (uint32_t)call->mb, call->edge);
   head->bytes = (uint32_t)d.bytes;
   memset(base + lists, 0, rows_at - lists);
   return d;

@@ -25,8 +25,8 @@ MoeStatus moe_router(const MoeCall *call, const MoeAttSaved *s);
 void moe_router_back(const MoeCall *call, const MoeAttSaved *s, const float *dw, float *dz);
 
 /* messages.c. EPROTO: a message contradicts the lists; EOVERFLOW: more rows than a micro-batch has. */
-/* Sums the rows of COMBINE into s->x, in rank order, and keeps the senders' lists. */
-MoeStatus moe_take_combine(MoeCall *call, const MoeAttSaved *s, MoeSource *source);
+/* Sums the rows of COMBINE into x [T, H], in rank order, and keeps the senders' lists. */
+MoeStatus moe_take_combine(MoeCall *call, MoeReal *x, const MoeSenders *senders, MoeSource *source);
 /* Sums the rows of DISPATCH_B into da [T, H], in rank order; dw [T, K], 0 where dropped. */
 MoeStatus moe_take_dispatch_b(MoeCall *call, const MoeAttSaved *s, MoeSource *source, float *da, float *dw);
 /* Checks DISPATCH or FORWARD messages whose experts must lie on ranks first to last - 1, and counts. */
@@ -47,6 +47,13 @@ typedef struct MoeRun {
 /* The run that came from sender src; the run whose tokens rank dst of the next attention group holds. */
 MoeRun moe_src_run(const MoeList *list, int32_t src);
 MoeRun moe_dst_run(const MoeCall *call, const MoeList *list, int32_t dst);
+
+/* join.c */
+/* Copies the rows of PIPE or PIPE_B into x [T, H]. */
+MoeStatus moe_take_pipe(const MoeCall *call, MoeReal *x);
+size_t moe_pack_pipe(MoeCall *call, void *slot);
+MoeStatus moe_join_fwd(MoeCall *call);
+MoeStatus moe_join_dgrad(MoeCall *call);
 
 /* relay.c */
 MoeStatus moe_relay(MoeCall *call);

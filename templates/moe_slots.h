@@ -25,33 +25,53 @@ static inline void *moe_carve(MoeCarve *c, size_t n, size_t size)
 
 typedef struct MoeAttHead {
   uint32_t seq, n_seqs, seq0;
-  uint32_t n_src; /* senders whose lists are kept */
+  uint32_t n_src;  /* COMBINE messages whose lists are kept: those that the layer's input was summed from */
+  uint32_t n_join; /* the same of its output, where this rank sums that too */
+  uint32_t rows;   /* most rows that one of these messages has */
 } MoeAttHead;
+
+/* Who sent which tokens in n COMBINE messages; their gradients go back along these lists. */
+typedef struct MoeSenders {
+  size_t n;
+  size_t stride;
+  uint32_t *peer;  /* [n] */
+  uint32_t *rows;  /* [n] */
+  uint32_t *token; /* [n, stride] relative to this rank's first */
+} MoeSenders;
 
 typedef struct MoeAttSaved {
   size_t tokens;
   MoeAttHead *head;
-  MoeReal *x;          /* [T, H] residual stream at the layer's input */
-  float *rstd_in;      /* [T] of the input norm */
-  MoeReal *qkv;        /* [T, QKV] projections, before head norm and rotation */
-  MoeReal *o;          /* [T, Q] attention output, before its projection */
-  float *lse;          /* [T, heads] log of the softmax denominator */
-  MoeReal *a;          /* [T, H] x + attention, what travels */
-  float *rstd_post;    /* [T] of the post-attention norm */
-  float *prob;         /* [T, E] router softmax over all experts */
-  float *weight;       /* [T, K] of the chosen, descending */
-  uint32_t *picks;     /* [n_seqs, E] choices per sequence, before drops */
-  uint16_t *choice;    /* [T, K] chosen experts */
-  uint8_t *dropped;    /* [T, K] 1: over the capacity */
-  uint32_t *src_peer;  /* [n_src] */
-  uint32_t *src_rows;  /* [n_src] rows that each sender sent */
-  uint32_t *src_token; /* [n_src, T] their tokens, relative to this rank's first */
+  MoeReal *x;       /* [T, H] residual stream at the layer's input */
+  float *rstd_in;   /* [T] of the input norm */
+  MoeReal *qkv;     /* [T, QKV] projections, before head norm and rotation */
+  MoeReal *o;       /* [T, Q] attention output, before its projection */
+  float *lse;       /* [T, heads] log of the softmax denominator */
+  MoeReal *a;       /* [T, H] x + attention, what travels */
+  float *rstd_post; /* [T] of the post-attention norm */
+  float *prob;      /* [T, E] router softmax over all experts */
+  float *weight;    /* [T, K] of the chosen, descending */
+  uint32_t *picks;  /* [n_seqs, E] choices per sequence, before drops */
+  uint16_t *choice; /* [T, K] chosen experts */
+  uint8_t *dropped; /* [T, K] 1: over the capacity */
+  MoeSenders src;   /* of the input */
+  MoeSenders join;  /* of the output; written after all else, by JOIN_FWD */
 } MoeAttSaved;
 
-static inline size_t moe_att_saved_carve(uint8_t *base, size_t n_seqs, size_t seq, size_t n_src, MoeAttSaved *s)
+static inline void moe_senders_carve(MoeCarve *c, size_t n, size_t stride, MoeSenders *s)
+{
+  s->n = n;
+  s->stride = stride;
+  s->peer = moe_carve(c, n, sizeof *s->peer);
+  s->rows = moe_carve(c, n, sizeof *s->rows);
+  s->token = moe_carve(c, n * stride, sizeof *s->token);
+}
+
+static inline size_t moe_att_saved_carve(uint8_t *base, const MoeAttHead *shape, MoeAttSaved *s)
 {
   MoeCarve c = {base, 0};
-  size_t t = n_seqs * seq;
+  size_t n_seqs = shape->n_seqs;
+  size_t t = n_seqs * shape->seq;
   s->tokens = t;
   s->head = moe_carve(&c, 1, sizeof *s->head);
   s->x = moe_carve(&c, t * MOE_HIDDEN, sizeof *s->x);
@@ -66,21 +86,33 @@ static inline size_t moe_att_saved_carve(uint8_t *base, size_t n_seqs, size_t se
   s->picks = moe_carve(&c, n_seqs * MOE_EXPERTS, sizeof *s->picks);
   s->choice = moe_carve(&c, t * MOE_TOP_K, sizeof *s->choice);
   s->dropped = moe_carve(&c, t * MOE_TOP_K, sizeof *s->dropped);
-  s->src_peer = moe_carve(&c, n_src, sizeof *s->src_peer);
-  s->src_rows = moe_carve(&c, n_src, sizeof *s->src_rows);
-  s->src_token = moe_carve(&c, n_src * t, sizeof *s->src_token);
+  moe_senders_carve(&c, shape->n_src, shape->rows, &s->src);
+  moe_senders_carve(&c, shape->n_join, shape->rows, &s->join);
   return c.at;
+}
+
+/* Lays out the slot of an op that takes in n_src COMBINE messages. */
+static inline void moe_att_begin(const MoeCall *call, int32_t n_src, MoeAttSaved *s)
+{
+  size_t positions = (size_t)moe_part_max(call->seq, call->n_chunks);
+  const MoeAttHead head = {.seq = (uint32_t)call->seq,
+                           .n_seqs = (uint32_t)call->n_seqs,
+                           .seq0 = (uint32_t)call->seq0,
+                           .n_src = (uint32_t)n_src,
+                           .rows = (uint32_t)((size_t)call->n_seqs * positions)};
+  moe_att_saved_carve(call->saved, &head, s);
+  *s->head = head;
 }
 
 /* The slot as its first op laid it out. */
 static inline void moe_att_saved(const MoeCall *call, MoeAttSaved *s)
 {
   const MoeAttHead *head = (const void *)call->saved;
-  moe_att_saved_carve(call->saved, head->n_seqs, head->seq, head->n_src, s);
+  moe_att_saved_carve(call->saved, head, s);
 }
 
 typedef struct MoeAttWork {
-  MoeReal *dx;   /* [T, H] gradient of the layer's input; of the head: of its input */
+  MoeReal *dx;   /* [T, H] gradient of the layer's input; of the head: of its input; of joins: their rows */
   MoeReal *da;   /* [T, H] gradient of a, complete */
   MoeReal *dqkv; /* [T, QKV] */
   float *dz;     /* [T, E] gradient of the router logits */
@@ -129,6 +161,12 @@ static inline size_t moe_relay_carve(uint8_t *base, size_t mb_tokens, MoeList *l
 static inline size_t moe_mb_tokens(const MoeCall *call)
 {
   return (size_t)call->mb_seqs * (size_t)call->seq;
+}
+
+/* Tokens of the call's chunk. */
+static inline size_t moe_chunk_tokens(const MoeCall *call)
+{
+  return (size_t)call->mb_seqs * (size_t)moe_part_size(call->seq, call->n_chunks, call->chunk);
 }
 
 typedef struct MoeFfnSaved {
@@ -289,8 +327,8 @@ static inline size_t moe_ffn_scratch_carve(uint8_t *base, size_t rows, MoeFfnScr
   return c.at;
 }
 
-/* Node sums: one source per rank of the node. */
-static inline size_t moe_node_scratch_carve(uint8_t *base, size_t senders, MoeSource **source_p)
+/* Node sums and joins: one source per message. */
+static inline size_t moe_source_scratch_carve(uint8_t *base, size_t senders, MoeSource **source_p)
 {
   MoeCarve c = {base, 0};
   *source_p = moe_carve(&c, senders, sizeof **source_p);

@@ -208,7 +208,7 @@ MoeStatus moe_node_reduce(MoeCall *call)
   node_ranks(call, &first, &last);
   moe_owners(call->n_ffn, owner);
   moe_sum_work_carve(call->work, list.head->rows, list.head->pairs, &work);
-  moe_node_scratch_carve(call->scratch, last - first, &source);
+  moe_source_scratch_carve(call->scratch, last - first, &source);
   if ((size_t)call->n_in != last - first) {
     return MOE_EPROTO;
   }

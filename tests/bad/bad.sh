@@ -1,6 +1,7 @@
 #!/bin/sh
 # Each wrong spec of this folder ends in `#!` lines: exactly what `check` must print about it. Specs called warn_* must still
-# pass (exit 0), all others must fail (exit 1). A first line `#? ...` holds further arguments.
+# pass (exit 0), all others must fail (exit 1). A first line `#? ...` holds further arguments, which are then what is
+# wrong (exit 2).
 #   bad.sh CHECKER [ARGUMENTS...]     CHECKER ARGUMENTS SPEC prints diagnostics to stderr
 #   MOEC_BLESS=1 bad.sh ...           writes what is printed now into the specs; read the difference before you keep it
 LC_ALL=C
@@ -11,7 +12,7 @@ count=0
 for spec in *.moespec; do
   count=$((count + 1))
   more=$(sed -n '1s/^#? //p' "$spec")
-  case $spec in warn_*) want=0 ;; *) want=1 ;; esac
+  case $spec:$more in warn_*) want=0 ;; *:) want=1 ;; *) want=2 ;; esac
   # shellcheck disable=SC2086 # several arguments are meant
   got=$("$@" $more "$spec" 2>&1)
   code=$?

@@ -63,6 +63,10 @@ static const Sweep sweeps[] = {
       {32, 256, 0, 0, 4},
       {32, 512, 0, 0, 4},
       {32, 1024, 0, 0, 4}}},
+    {"GPUs (94 layers, 64 micro-batches; groups of 16, 64 and 512)",
+     3,
+     {{94, 128, 4, 64, 0}, {94, 1024, 8, 64, 0}, {94, 16384, 16, 64, 0}}},
+    {"GPUs (94 layers, 32 sequences per GPU, nothing pinned)", 2, {{94, 128, 0, 0, 32}, {94, 1024, 0, 0, 32}}},
     {"layers, micro-batches and GPUs together, 2 + 2 groups; over their product",
      5,
      {{4, 8, 2, 4, 0}, {8, 32, 2, 8, 0}, {24, 128, 2, 16, 0}, {48, 512, 2, 32, 0}, {94, 1024, 2, 64, 0}}},
@@ -122,7 +126,7 @@ static bool compile(const Point *p, const char *text, Result *result)
   AstFile *ast = ast_parse_text(arena, diag, "growth", text, strlen(text), true, NULL, 0);
   bool ok = ast != NULL && spec_build(arena, diag, ast, &spec);
   double t1 = now_ms();
-  ok = ok && plan_solve(arena, diag, &spec, 0, &plan, &infeasible) && plan_check(diag, &spec, &plan);
+  ok = ok && plan_solve(arena, diag, &spec, 0, SYSTEM_AF_PIPE, &plan, &infeasible) && plan_check(diag, &spec, &plan);
   double t2 = now_ms();
   ok = ok && sched_build(arena, diag, &spec, &plan, &sched);
   double t3 = now_ms();

@@ -90,7 +90,7 @@ static void make_lists(Rank *r, uint32_t rows)
 
 static uint32_t stamp_of(uint64_t k)
 {
-  return moe_stamp((uint32_t)k, 0, (uint32_t)(k >> 8), MOE_EDGE_DISPATCH);
+  return moe_stamp((uint32_t)k, (uint32_t)(k >> 5), 0, (uint32_t)(k >> 8), MOE_EDGE_DISPATCH);
 }
 
 static void pack(Rank *r, int peer, uint32_t rows)
@@ -102,7 +102,7 @@ static void pack(Rank *r, int peer, uint32_t rows)
   MoeMsgHead *head = (MoeMsgHead *)(void *)slot;
   *head = (MoeMsgHead){.rows = rows, .stamp = stamp_of(k), .bytes = (uint32_t)(rows_at + (size_t)rows * ROW_BYTES)};
   rows_put(slot + rows_at, r->pool, r->lists[peer][k % LISTS], rows);
-  if (link->transport->put(link, (uint32_t)(k % SLOTS), k / SLOTS + 1, head->bytes, 0) != MOE_OK) {
+  if (link->transport->put(link, (uint32_t)(k % SLOTS), k / SLOTS + 1, head->bytes, (MoeSpan){0}) != MOE_OK) {
     fail("cannot hand over a message");
   }
 }
@@ -118,16 +118,17 @@ static void take(Rank *r, int peer, uint32_t rows)
       !rows_ok(link->src, r->lists[peer][k % LISTS], rows, data + rows_at, r->bench->all)) {
     fail("a message is not what was sent");
   }
-  link->transport->release(link, (uint32_t)(k % SLOTS), k / SLOTS + 1);
+  link->transport->release(link, (uint32_t)(k % SLOTS), k / SLOTS + 1, 0);
 }
 
 static bool may_move(const Rank *r, int peer)
 {
   const MoeLink *link = link_of(r, peer);
   uint64_t k = r->sent[peer];
-  int64_t start_ns;
-  return r->sender ? link->transport->acquire(link, (uint32_t)(k % SLOTS), k / SLOTS + 1)
-                   : link->transport->arrived(link, (uint32_t)(k % SLOTS), k / SLOTS + 1, &start_ns);
+  int64_t free_ns;
+  MoeSpan span;
+  return r->sender ? link->transport->acquire(link, (uint32_t)(k % SLOTS), k / SLOTS + 1, &free_ns)
+                   : link->transport->arrived(link, (uint32_t)(k % SLOTS), k / SLOTS + 1, &span);
 }
 
 /* `messages` on every link, each link as far as it goes. */

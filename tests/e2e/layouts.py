@@ -3,6 +3,8 @@
 
   layouts.py pairwise   every pair of layout choices at least once
   layouts.py full       the whole matrix
+  layouts.py systems    every pair of choices of the systems that hold attention and experts on the same ranks
+  layouts.py systems_full   the whole matrix of those
   layouts.py routing    forced and degenerate routing, odd lengths and sizes
   layouts.py few        a handful of both, for programs built with a sanitizer (--build "--cflags=... --runtime=...")
   layouts.py repeat     the same plan twice, and with poisoned memory: the same bits
@@ -31,50 +33,79 @@ MIN_MARGIN = 1e-6
 
 MODEL = dict(layers=5, hidden=48, vocab=64, heads=4, kv_heads=2, head_dim=16, experts=8, top_k=2, ffn=32,
              router="softmax_renorm", qk_norm="head", coef=0.02, capacity=0, route_only="", tied="false", dtype="fp32")
-LAYOUT = dict(ratio=(1, 1), p_att=1, p_ffn=1, uneven=False, replicas=1, mbs=2, node=1, dedup="rank", place="separate",
-              seq=16, micro_batch=1, tail=0)
+LAYOUT = dict(system="af_pipe", ratio=(1, 1), p_att=1, p_ffn=1, uneven=False, replicas=1, mbs=2, node=1, dedup="rank",
+              place="separate", seq=16, micro_batch=1, tail=0, p=1, v=1, ep=1, chunks=1, turn=0)
 
 CHOICES = dict(ratio=[(1, 1), (2, 1), (1, 2), (3, 2), (2, 3), (4, 1)], p_att=[1, 2, 3], p_ffn=[1, 2, 3],
                uneven=[False, True], replicas=[1, 2], mbs=[1, 2, 3, 5, 8], node=[1, 2], place=["separate", "colocated"],
                tail=[0, 1])
 
+# Of systems whose groups hold both sides: p pipeline ranks, v runs of layers on each, ep ranks in each. `turn`: how many
+# micro-batches more than p a virtual stage takes at a time.
+SYSTEM_CHOICES = dict(system=["megatron", "megatron_overlap", "tutel", "dualpipe", "dualpipev"], p=[1, 2, 3, 4], v=[1, 2],
+                      ep=[1, 2, 3], mbs=[1, 2, 3, 5, 6, 8], replicas=[1, 2], node=[1, 2], chunks=[1, 2, 3, 4], turn=[0, 1],
+                      tail=[0, 1])
+MAX_RANKS = 16
+SYSTEM_LAYERS = 6
 
-def spec_text(c):
+
+def batch_of(c, ranks):
+    batch = c["replicas"] * c["mbs"] * c["micro_batch"] * ranks
+    return batch - 1 if c["tail"] and batch > c["replicas"] else batch
+
+
+def dedup_of(c, ranks):
+    """Relays need replicas that lie alike on the nodes."""
+    return "node" if c["node"] > 1 and (c["replicas"] == 1 or ranks % c["node"] == 0) else "rank"
+
+
+def plan_of(c):
+    """The plan block, and the sequences of a step."""
+    if c["system"] not in ("af_pipe", "afd"):
+        more = f"virtual_stages = {c['v']};" if c["v"] > 1 else ""
+        more += f" mb_group = {c['p'] + c['turn']};" if c["turn"] else ""
+        more += f" chunks = {c['chunks']};" if c["system"] == "tutel" else ""
+        return f"""plan {{ schedule = {c['system']};  replicas = {c['replicas']};  stages = {c['p']}
+       expert_parallel = {c['ep']};  {more}
+       ranks_per_node = {c['node']};  dedup = {dedup_of(c, c['p'] * c['ep'])} }}""", batch_of(c, c["ep"])
     m, n = c["ratio"]
     if c["place"] == "colocated":
         n = m
         c = dict(c, p_ffn=c["p_att"])
     att = [m + (1 if c["uneven"] and g % 2 == 1 else 0) for g in range(c["p_att"])]
     ffn = [n + (1 if c["uneven"] and g % 2 == 0 and c["place"] != "colocated" else 0) for g in range(c["p_ffn"])]
-    mb_seqs = c["micro_batch"] * max(att)
-    batch = c["replicas"] * c["mbs"] * mb_seqs
-    if c["tail"] and batch > c["replicas"]:
-        batch -= 1
-    # Relays need replicas that lie alike on the nodes.
     ranks = sum(att) + (0 if c["place"] == "colocated" else sum(ffn))
-    dedup = "node" if c["node"] > 1 and (c["replicas"] == 1 or ranks % c["node"] == 0) else "rank"
-    only = f"route_only = {c['route_only']}" if c["route_only"] else ""
-    capacity = f"capacity = {c['capacity']}" if c["capacity"] else ""
     counts = lambda v: ", ".join(map(str, v))
     side = f"attention_gpus = {counts(att)}" if c["place"] == "colocated" else \
         f"attention_gpus = {counts(att)};  ffn_gpus = {counts(ffn)}"
-    return f"""
-gpu g {{ flops = 50 GFLOPS; memory = 4 GiB; hbm = 10 GB/s; launch = 2 us }}
-node n {{ gpu = g; gpus = 64; nics = 64; nvlink = 4 GB/s; nic = 4 GB/s; nvlink_latency = 5 us; nic_latency = 5 us }}
-model m {{
+    return f"""plan {{ schedule = {c['system']};  placement = {c['place']};  replicas = {c['replicas']}
+       attention_stages = {c['p_att']};  ffn_stages = {c['p_ffn']}
+       {side};  ranks_per_node = {c['node']};  dedup = {dedup_of(c, ranks)} }}""", batch_of(c, max(att))
+
+
+def model_text(c):
+    only = f"route_only = {c['route_only']}" if c["route_only"] else ""
+    capacity = f"capacity = {c['capacity']}" if c["capacity"] else ""
+    return f"""model m {{
   layers = {c['layers']}; hidden = {c['hidden']}; vocab = {c['vocab']}; norm_eps = 1e-6; init_std = 0.3; tied = {c['tied']}
   attention {{ heads = {c['heads']}; kv_heads = {c['kv_heads']}; head_dim = {c['head_dim']}; qk_norm = {c['qk_norm']}
               rope {{ theta = 1e4 }} }}
   moe {{ experts = {c['experts']}; top_k = {c['top_k']}; hidden = {c['ffn']}; router = {c['router']}
         {only} {capacity}
         balance {{ kind = sequence; coef = {c['coef']} }} }}
-}}
+}}"""
+
+
+def spec_text(c):
+    plan, batch = plan_of(c)
+    return f"""
+gpu g {{ flops = 50 GFLOPS; memory = 4 GiB; hbm = 10 GB/s; launch = 2 us }}
+node n {{ gpu = g; gpus = 64; nics = 64; nvlink = 4 GB/s; nic = 4 GB/s; nvlink_latency = 5 us; nic_latency = 5 us }}
+{model_text(c)}
 cluster c {{ nodes = 1; node = n }}
 shape s {{ seq = {c['seq']}; micro_batch = {c['micro_batch']}; global_batch = {batch} }}
 train {{ dtype = {c['dtype']}; optimizer adamw {{ lr = 1e-3; betas = 0.9, 0.95; weight_decay = 0.1; clip = 1.0 }} seed = 7 }}
-plan {{ schedule = af_pipe; placement = {c['place']}; replicas = {c['replicas']}
-       attention_stages = {c['p_att']}; ffn_stages = {c['p_ffn']}
-       {side}; ranks_per_node = {c['node']}; dedup = {dedup} }}
+{plan}
 """
 
 
@@ -107,7 +138,7 @@ class Runner:
             self.tokens[vocab] = path
         return self.tokens[vocab]
 
-    def train(self, bundle, out, c, *more, env=None):
+    def train(self, bundle, c, *more, env=None):
         return self.run(f"{bundle}/train", "--data", self.token_file(c["vocab"]), "--format", "uint16", "--holdout", "0",
                         *more, env=env)
 
@@ -127,7 +158,7 @@ class Runner:
             batch = f.read()
         with open(bundle + ".weights", "rb") as f:
             weights = f.read()
-        key = hashlib.sha1(batch + weights + repr({k: c[k] for k in MODEL}).encode()).hexdigest()
+        key = hashlib.sha1(batch + weights + f"{model_text(c)} {c['seq']}".encode()).hexdigest()
         if key not in self.references:
             grads = os.path.join(self.work, f"ref-{key[:12]}.safetensors")
             out = self.run(self.args.ref, "--config", spec, "--weights", bundle + ".weights", "--tokens", bundle + ".batch",
@@ -140,9 +171,9 @@ class Runner:
         label = " ".join(f"{k}={v}" for k, v in c.items() if {**MODEL, **LAYOUT}[k] != v) or "defaults"
         try:
             spec, bundle = self.build(c)
-            self.train(bundle, None, c, "--steps", "0", "--dump-weights", bundle + ".weights")
+            self.train(bundle, c, "--steps", "0", "--dump-weights", bundle + ".weights")
             log = bundle + ".log"
-            self.train(bundle, None, c, "--steps", "1", "--dump-grads", bundle + ".grads", "--dump-batch", bundle + ".batch",
+            self.train(bundle, c, "--steps", "1", "--dump-grads", bundle + ".grads", "--dump-batch", bundle + ".batch",
                        "--log", log)
             grads, out = self.reference(c, spec, bundle)
             margin = json.loads(next(x for x in out.splitlines() if "margin" in x))["min_margin"]
@@ -173,11 +204,33 @@ def sensible(c):
     return True
 
 
-def pairwise():
-    """Greedy cover: every pair of choices of two different keys that some sensible layout has."""
-    keys = list(CHOICES)
-    every = [dict(zip(keys, values)) for values in itertools.product(*CHOICES.values())]
-    every = [c for c in every if sensible(c)]
+def possible(c):
+    """What the orders of the systems can do, and what two cores can."""
+    p, v, mbs = c["p"], c["v"], c["mbs"]
+    if (c["system"] == "tutel") != (c["chunks"] > 1) or c["chunks"] > 1 and c["node"] > 1:
+        return False
+    if p * c["ep"] * c["replicas"] > MAX_RANKS or c["tail"] and c["ep"] == 1:
+        return False
+    if c["system"] in ("dualpipe", "dualpipev"):
+        even = p % 2 == 0 and mbs % 2 == 0
+        return v == 1 and not c["turn"] and mbs >= 2 * p and (even if c["system"] == "dualpipe" else 2 * p <= SYSTEM_LAYERS)
+    if p * v > SYSTEM_LAYERS or c["system"] == "megatron_overlap" and p > 1 and v == 1:
+        return False
+    if v == 1:
+        return not c["turn"]
+    group = p + c["turn"]
+    return mbs >= group and (mbs % group == 0 or mbs % group >= p)
+
+
+def matrix(systems):
+    choices, fits = (SYSTEM_CHOICES, possible) if systems else (CHOICES, sensible)
+    every = [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
+    return [dict(c, layers=SYSTEM_LAYERS) if systems else c for c in every if fits(c)]
+
+
+def pairwise(every):
+    """Greedy cover: every pair of choices of two different keys that some layout has."""
+    keys = list(every[0])
     rng = random.Random(1)
     pairs_of = lambda c: {(a, c[a], b, c[b]) for a, b in itertools.combinations(keys, 2)}
     open_pairs = set().union(*map(pairs_of, every))
@@ -206,6 +259,11 @@ ROUTING = [
     dict(capacity=0.05, route_only="2, 5"),                       # most tokens lose every pair
     dict(qk_norm="none", ratio=(2, 2)), dict(experts=5, ratio=(1, 2)), dict(experts=7, ratio=(2, 4), node=2),
     dict(experts=3, ratio=(1, 3)), dict(experts=1, top_k=1, ratio=(2, 1)), dict(layers=1), dict(layers=2, p_att=2, p_ffn=1),
+    dict(system="afd", ratio=(2, 3), mbs=3), dict(system="afd", ratio=(2, 4), node=2, replicas=2, tail=1),
+    dict(system="tutel", chunks=4, seq=5, ep=2), dict(system="tutel", chunks=3, seq=3, p=2, ep=2, capacity=0.25),
+    dict(system="dualpipe", p=2, ep=2, mbs=4, tied="true"), dict(system="dualpipev", p=2, ep=3, mbs=4, experts=5, tied="true"),
+    dict(system="megatron", p=2, v=2, ep=2, mbs=3, turn=1, micro_batch=2, tail=1, route_only="3", top_k=1),
+    dict(system="dualpipe", p=4, ep=1, mbs=8, seq=33, capacity=0.25),
     dict(micro_batch=3, ratio=(2, 3), tail=1), dict(heads=8, kv_heads=8, head_dim=16), dict(coef=0),
 ]
 
@@ -214,6 +272,8 @@ FEW = [
     dict(ratio=(2, 3), p_att=2, p_ffn=3, mbs=3, uneven=True), dict(ratio=(2, 4), node=2, replicas=2, tail=1),
     dict(ratio=(2, 2), place="colocated", p_att=2, tail=1), dict(seq=1, ratio=(1, 4)),
     dict(capacity=0.25, vocab=257, tied="true", qk_norm="none", router="topk_softmax", experts=5, ratio=(3, 2), p_att=2, seq=33),
+    dict(system="dualpipe", p=2, ep=2, mbs=4, tail=1), dict(system="tutel", chunks=3, p=2, ep=2, mbs=3),
+    dict(system="megatron", p=2, v=2, ep=2, mbs=4, replicas=2, node=2),
 ]
 
 
@@ -223,12 +283,14 @@ def repeat(runner):
     last_loss = {}
     layout = dict(ratio=(2, 3), p_att=2, p_ffn=2, mbs=3)
     for c in (layout, dict(layout, dtype="bf16"), dict(ratio=(2, 4), node=2, replicas=2, mbs=2, dtype="bf16"),
-              dict(ratio=(2, 4), node=2, replicas=2, mbs=2), dict(capacity=0.5, ratio=(3, 2))):
+              dict(ratio=(2, 4), node=2, replicas=2, mbs=2), dict(capacity=0.5, ratio=(3, 2)),
+              dict(system="dualpipe", p=2, ep=2, mbs=4), dict(system="megatron_overlap", p=2, v=2, ep=2, mbs=2, node=2),
+              dict(system="tutel", chunks=2, p=2, ep=2, mbs=3, dtype="bf16")):
         c = {**MODEL, **LAYOUT, **c}
         spec, bundle = runner.build(c)
         seen = set()
         for extra in ({}, {}, {"MOE_POISON": "1"}, {"MOE_TEST_DELAY": "2000,5"}, {"MOE_TEST_SYNC_SEND": "1"}):
-            runner.train(bundle, None, c, "--steps", "5", "--dump-weights", bundle + ".w", "--log", bundle + ".log",
+            runner.train(bundle, c, "--steps", "5", "--dump-weights", bundle + ".w", "--log", bundle + ".log",
                          env={**runner.env, **extra})
             with open(bundle + ".w", "rb") as f:
                 weights = hashlib.sha1(f.read()).hexdigest()
@@ -239,10 +301,10 @@ def repeat(runner):
                 print(f"FAIL {extra} changes the result of {c}: {seen}")
                 break
         if losses:
-            last_loss[(c["ratio"], c["dtype"])] = losses[-1][0]
+            last_loss[(c["system"], c["ratio"], c["dtype"])] = losses[-1][0]
         runner.done += 1
     for ratio in ((2, 3), (2, 4)):
-        fp32, bf16 = last_loss[(ratio, "fp32")], last_loss[(ratio, "bf16")]
+        fp32, bf16 = last_loss[("af_pipe", ratio, "fp32")], last_loss[("af_pipe", ratio, "bf16")]
         if not abs(bf16 - fp32) <= 0.01 * fp32 or bf16 == fp32:
             runner.failed.append(f"bf16 loss {bf16} beside {fp32}")
             print(f"FAIL {runner.failed[-1]}")
@@ -250,7 +312,7 @@ def repeat(runner):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["pairwise", "full", "routing", "few", "repeat"])
+    parser.add_argument("what", choices=["pairwise", "full", "systems", "systems_full", "routing", "few", "repeat"])
     for flag in ("--moec", "--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--build", default="", help="more options for `moec build`")
@@ -260,11 +322,8 @@ def main():
     if args.what == "repeat":
         repeat(runner)
     else:
-        cases = {"routing": ROUTING, "few": FEW}.get(args.what) or pairwise()
-        if args.what == "full":
-            keys = list(CHOICES)
-            cases = [c for c in (dict(zip(keys, v)) for v in itertools.product(*CHOICES.values())) if sensible(c)]
-        for c in cases:
+        cases = {"routing": ROUTING, "few": FEW}.get(args.what) or matrix(args.what.startswith("systems"))
+        for c in pairwise(cases) if args.what in ("pairwise", "systems") else cases:
             runner.check(c)
     print(f"{runner.done - len(runner.failed)} passed, {len(runner.failed)} failed")
     sys.exit(1 if runner.failed or not runner.done else 0)

@@ -5,10 +5,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_RANKS = 8, L = MOE_LAYERS };
+enum { MAX_RANKS = 8, MAX_CHUNKS = 4, L = MOE_LAYERS };
 
 typedef struct Mail {
-  uint8_t *data[MAX_RANKS][MAX_RANKS]; /* [receiver][sender] */
+  uint8_t *data[MAX_RANKS][MAX_CHUNKS * MAX_RANKS]; /* [receiver][chunk * senders + sender] */
 } Mail;
 
 typedef struct Drive {
@@ -23,7 +23,8 @@ typedef struct Drive {
   int32_t node_first[MAX_RANKS + 1];
   int32_t n_nodes;
   uint8_t *att_saved[L + 1][MAX_RANKS], *att_work[L + 1][MAX_RANKS];
-  uint8_t *ffn_saved[L][MAX_RANKS], *ffn_work[MAX_RANKS], *sum_work[MAX_RANKS];
+  uint8_t *ffn_saved[L][MAX_CHUNKS][MAX_RANKS], *ffn_work[MAX_RANKS], *sum_work[MAX_RANKS];
+  int chunks;
   uint8_t *scratch;
   size_t scratch_bytes;
   void **owned; /* everything allocated for this micro-batch */
@@ -65,6 +66,18 @@ static int att_ranks(const Drive *d, int layer)
   return d->layout->n_att[layer % 2];
 }
 
+/* Whether the output of `layer` is summed at its origin and comes to the next by PIPE. */
+static bool joined(const Drive *d, int layer)
+{
+  return layer >= 0 && layer < L && (d->layout->join >> (layer % 2) & 1) != 0;
+}
+
+/* Layer of the attention ranks that COMBINE of `layer` goes to. */
+static int combine_layer(const Drive *d, int layer)
+{
+  return joined(d, layer) ? layer : layer + 1;
+}
+
 static int seqs_of(const Drive *d, int layer, int rank)
 {
   return (int)moe_part_size(d->mb_seqs, att_ranks(d, layer), rank);
@@ -75,8 +88,10 @@ static MoeDims att_dims(const Drive *d, int layer)
   return (MoeDims){.seq = d->batch->seq,
                    .mb_seqs = d->layout->mb_seqs,
                    .att_seqs = (int32_t)moe_part_max(d->layout->mb_seqs, att_ranks(d, layer)),
-                   .n_src = d->layout->n_ffn,
-                   .n_ffn = d->layout->n_ffn};
+                   .n_src = joined(d, layer - 1) ? 0 : d->chunks * d->layout->n_ffn,
+                   .n_ffn = d->layout->n_ffn,
+                   .n_join = joined(d, layer) ? d->chunks * d->layout->n_ffn : 0,
+                   .chunks = d->chunks};
 }
 
 static MoeDims ffn_dims(const Drive *d)
@@ -85,6 +100,7 @@ static MoeDims ffn_dims(const Drive *d)
                    .mb_seqs = d->layout->mb_seqs,
                    .n_ffn = d->layout->n_ffn,
                    .ffn_experts = (int32_t)moe_part_max(MOE_EXPERTS, d->layout->n_ffn),
+                   .chunks = d->chunks,
                    .relay = d->layout->node_ranks > 0};
 }
 
@@ -97,6 +113,7 @@ static MoeCall base_call(Drive *d, int layer)
                    .seq = d->batch->seq,
                    .mb_seqs = d->mb_seqs,
                    .n_ffn = d->layout->n_ffn,
+                   .n_chunks = d->chunks,
                    .node_first = d->node_first,
                    .n_nodes = d->n_nodes,
                    .scratch = d->scratch,
@@ -117,7 +134,8 @@ static MoeCall att_call(Drive *d, int layer, int rank)
   size_t at = (size_t)(d->mb_first + c.seq0) * (size_t)c.seq;
   c.tokens = d->batch->tokens + at;
   c.labels = d->batch->labels + at;
-  c.n_src = layer > 0 ? d->layout->n_ffn : 0;
+  c.piped = joined(d, layer - 1);
+  c.n_src = c.piped ? att_ranks(d, layer - 1) : layer > 0 ? d->chunks * d->layout->n_ffn : 0;
   c.saved = d->att_saved[layer][rank];
   c.work = d->att_work[layer][rank];
   if (layer < L) {
@@ -136,13 +154,14 @@ static MoeCall att_call(Drive *d, int layer, int rank)
   return c;
 }
 
-static MoeCall ffn_call(Drive *d, int layer, int rank, uint8_t *work)
+static MoeCall ffn_call(Drive *d, int layer, int chunk, int rank, uint8_t *work)
 {
   MoeCall c = base_call(d, layer);
+  c.chunk = chunk;
   size_t first = (size_t)moe_part_begin(MOE_EXPERTS, d->layout->n_ffn, rank);
   c.me = rank;
-  c.n_dst = att_ranks(d, layer + 1);
-  c.saved = d->ffn_saved[layer][rank];
+  c.n_dst = att_ranks(d, combine_layer(d, layer));
+  c.saved = d->ffn_saved[layer][chunk][rank];
   c.work = work;
   c.w = d->w->experts[layer] + first * MOE_EXPERT_ELEMS;
   c.gw = d->g->experts[layer] + first * MOE_EXPERT_ELEMS;
@@ -163,19 +182,32 @@ static void run(Drive *d, MoeOpKind kind, MoeCall *c)
   }
 }
 
-/* Packs for every peer in [first, last). src_seqs, experts: the bound that the message's slot would be sized by. */
-static void send(Drive *d, MoeEdge edge, MoeCall *c, int first, int last, Mail *mail)
+/* Room that a message's slot would have. */
+static size_t room_of(const Drive *d, MoeEdge edge, const MoeCall *c, int peer)
 {
   bool node =
       edge == MOE_EDGE_FORWARD || edge == MOE_EDGE_GATHER || edge == MOE_EDGE_GATHER_B || edge == MOE_EDGE_FORWARD_B;
+  int seq = (int)moe_part_size(d->batch->seq, d->chunks, c->chunk);
+  if (edge == MOE_EDGE_PIPE || edge == MOE_EDGE_PIPE_B) {
+    int64_t begin;
+    int seqs = (int)moe_part_overlap(d->mb_seqs, c->n_dst, peer, c->seq0, c->n_seqs, &begin);
+    return moe_kernels.msg_bytes(edge, d->batch->seq, seqs, 0);
+  }
+  bool combine = edge == MOE_EDGE_COMBINE || edge == MOE_EDGE_COMBINE_B;
+  int att_layer = combine ? combine_layer(d, c->layer) : c->layer;
+  int seqs = node ? d->layout->mb_seqs : (int)moe_part_max(d->layout->mb_seqs, att_ranks(d, att_layer));
+  int experts = (int)moe_part_max(MOE_EXPERTS, d->layout->n_ffn) *
+                (d->layout->node_ranks > 0 && !node ? d->layout->node_ranks : 1);
+  return moe_kernels.msg_bytes(edge, seq, seqs, experts);
+}
+
+/* Packs for every peer in [first, last); `box` is the sender's place in their mail. */
+static void send_as(Drive *d, MoeEdge edge, MoeCall *c, int first, int last, int box, Mail *mail)
+{
   c->kind = MOE_OP_SEND;
   c->edge = (uint8_t)edge;
   for (int peer = first; peer < last; peer++) {
-    int att_layer = edge == MOE_EDGE_COMBINE || edge == MOE_EDGE_COMBINE_B ? c->layer + 1 : c->layer;
-    int seqs = node ? d->layout->mb_seqs : (int)moe_part_max(d->layout->mb_seqs, att_ranks(d, att_layer));
-    int experts = (int)moe_part_max(MOE_EXPERTS, d->layout->n_ffn) *
-                  (d->layout->node_ranks > 0 && !node ? d->layout->node_ranks : 1);
-    size_t room = moe_kernels.msg_bytes(edge, d->batch->seq, seqs, experts);
+    size_t room = room_of(d, edge, c, peer);
     uint8_t *slot = alloc(d, room);
     double start = now();
     c->peer = peer;
@@ -183,11 +215,22 @@ static void send(Drive *d, MoeEdge edge, MoeCall *c, int first, int last, Mail *
     d->seconds += now() - start;
     const MoeMsgHead *head = (const void *)slot;
     if (bytes == 0 || bytes > room || head->bytes != bytes ||
-        head->stamp != moe_stamp(c->step, (uint32_t)c->layer, (uint32_t)c->mb, edge)) {
+        head->stamp != moe_stamp(c->step, (uint32_t)c->chunk, (uint32_t)c->layer, (uint32_t)c->mb, edge)) {
       fail("bad message: edge, bytes", edge, (int)bytes);
     }
-    mail->data[peer][c->me] = slot;
+    mail->data[peer][box] = slot;
   }
+}
+
+static void send(Drive *d, MoeEdge edge, MoeCall *c, int first, int last, Mail *mail)
+{
+  send_as(d, edge, c, first, last, c->me, mail);
+}
+
+/* To attention ranks, whose ops take the messages of all chunks together. */
+static void send_chunk(Drive *d, MoeEdge edge, MoeCall *c, int last, Mail *mail)
+{
+  send_as(d, edge, c, 0, last, c->chunk * d->layout->n_ffn + c->me, mail);
 }
 
 static void take(MoeCall *c, const Mail *mail, int first, int last, MoeIn *in)
@@ -206,7 +249,7 @@ static void node_of(const Drive *d, int rank, int *first, int *last)
   *last = *first + n < d->layout->n_ffn ? *first + n : d->layout->n_ffn;
 }
 
-static void ffn_forward(Drive *d, int l, const Mail *dispatch, Mail *combine)
+static void ffn_forward(Drive *d, int l, int chunk, const Mail *dispatch, Mail *combine)
 {
   int n_att = att_ranks(d, l);
   int n_ffn = d->layout->n_ffn;
@@ -215,7 +258,7 @@ static void ffn_forward(Drive *d, int l, const Mail *dispatch, Mail *combine)
   Mail forward, gather;
   if (d->layout->node_ranks > 0) {
     for (int j = 0; j < n_ffn; j++) {
-      MoeCall c = ffn_call(d, l, j, NULL);
+      MoeCall c = ffn_call(d, l, chunk, j, NULL);
       take(&c, dispatch, 0, n_att, in);
       run(d, MOE_OP_RELAY, &c);
       node_of(d, j, &first, &last);
@@ -223,7 +266,7 @@ static void ffn_forward(Drive *d, int l, const Mail *dispatch, Mail *combine)
     }
   }
   for (int j = 0; j < n_ffn; j++) {
-    MoeCall c = ffn_call(d, l, j, d->ffn_work[j]);
+    MoeCall c = ffn_call(d, l, chunk, j, d->ffn_work[j]);
     if (d->layout->node_ranks > 0) {
       node_of(d, j, &first, &last);
       take(&c, &forward, first, last, in);
@@ -232,20 +275,20 @@ static void ffn_forward(Drive *d, int l, const Mail *dispatch, Mail *combine)
     } else {
       take(&c, dispatch, 0, n_att, in);
       run(d, MOE_OP_FFN_FWD, &c);
-      send(d, MOE_EDGE_COMBINE, &c, 0, c.n_dst, combine);
+      send_chunk(d, MOE_EDGE_COMBINE, &c, c.n_dst, combine);
     }
   }
   for (int j = 0; j < n_ffn && d->layout->node_ranks > 0; j++) {
-    MoeCall c = ffn_call(d, l, j, d->sum_work[j]);
+    MoeCall c = ffn_call(d, l, chunk, j, d->sum_work[j]);
     node_of(d, j, &first, &last);
     take(&c, &gather, first, last, in);
     c.edge = MOE_EDGE_GATHER;
     run(d, MOE_OP_NODE_REDUCE, &c);
-    send(d, MOE_EDGE_COMBINE, &c, 0, c.n_dst, combine);
+    send_chunk(d, MOE_EDGE_COMBINE, &c, c.n_dst, combine);
   }
 }
 
-static void ffn_backward(Drive *d, int l, const Mail *combine_b, Mail *dispatch_b)
+static void ffn_backward(Drive *d, int l, int chunk, const Mail *combine_b, Mail *dispatch_b)
 {
   int n_att = att_ranks(d, l);
   int n_ffn = d->layout->n_ffn;
@@ -253,13 +296,13 @@ static void ffn_backward(Drive *d, int l, const Mail *combine_b, Mail *dispatch_
   int first, last;
   Mail gather_b, forward_b;
   for (int j = 0; j < n_ffn && d->layout->node_ranks > 0; j++) {
-    MoeCall c = ffn_call(d, l, j, NULL);
+    MoeCall c = ffn_call(d, l, chunk, j, NULL);
     take(&c, combine_b, 0, c.n_dst, in);
     node_of(d, j, &first, &last);
     send(d, MOE_EDGE_GATHER_B, &c, first, last, &gather_b);
   }
   for (int j = 0; j < n_ffn; j++) {
-    MoeCall c = ffn_call(d, l, j, d->ffn_work[j]);
+    MoeCall c = ffn_call(d, l, chunk, j, d->ffn_work[j]);
     if (d->layout->node_ranks > 0) {
       node_of(d, j, &first, &last);
       take(&c, &gather_b, first, last, in);
@@ -268,19 +311,19 @@ static void ffn_backward(Drive *d, int l, const Mail *combine_b, Mail *dispatch_
     } else {
       take(&c, combine_b, 0, c.n_dst, in);
       run(d, MOE_OP_FFN_DGRAD, &c);
-      send(d, MOE_EDGE_DISPATCH_B, &c, 0, n_att, dispatch_b);
+      send_chunk(d, MOE_EDGE_DISPATCH_B, &c, n_att, dispatch_b);
     }
     c.in = NULL;
     c.n_in = 0;
     run(d, MOE_OP_FFN_WGRAD, &c);
   }
   for (int j = 0; j < n_ffn && d->layout->node_ranks > 0; j++) {
-    MoeCall c = ffn_call(d, l, j, d->sum_work[j]);
+    MoeCall c = ffn_call(d, l, chunk, j, d->sum_work[j]);
     node_of(d, j, &first, &last);
     take(&c, &forward_b, first, last, in);
     c.edge = MOE_EDGE_FORWARD_B;
     run(d, MOE_OP_NODE_REDUCE, &c);
-    send(d, MOE_EDGE_DISPATCH_B, &c, 0, n_att, dispatch_b);
+    send_chunk(d, MOE_EDGE_DISPATCH_B, &c, n_att, dispatch_b);
   }
 }
 
@@ -293,11 +336,8 @@ static void fresh_ffn_work(Drive *d)
   }
 }
 
-static void micro_batch(Drive *d)
+static void fresh_slots(Drive *d)
 {
-  MoeIn in[MAX_RANKS];
-  int n_ffn = d->layout->n_ffn;
-  Mail combine, dispatch, combine_b, dispatch_b;
   MoeDims dims = ffn_dims(d);
   d->scratch_bytes = moe_kernels.scratch_bytes(&dims);
   for (int l = 0; l <= L; l++) {
@@ -310,39 +350,115 @@ static void micro_batch(Drive *d)
   }
   d->scratch = alloc(d, d->scratch_bytes);
   dims = ffn_dims(d);
-  for (int l = 0; l < L; l++) {
-    for (int j = 0; j < n_ffn; j++) {
-      d->ffn_saved[l][j] = alloc(d, moe_kernels.ffn_saved_bytes(&dims));
-    }
+  for (int k = 0; k < L * d->chunks * d->layout->n_ffn; k++) {
+    int j = k % d->layout->n_ffn, chunk = k / d->layout->n_ffn % d->chunks;
+    d->ffn_saved[k / (d->chunks * d->layout->n_ffn)][chunk][j] = alloc(d, moe_kernels.ffn_saved_bytes(&dims));
   }
+}
 
+/* A join of `layer` on one rank, with a work slot of its own. */
+static MoeCall join_call(Drive *d, int layer, int rank)
+{
+  MoeDims dims = att_dims(d, layer);
+  MoeCall c = att_call(d, layer, rank);
+  c.work = alloc(d, moe_kernels.att_work_bytes(&dims));
+  c.piped = true;
+  c.n_dst = att_ranks(d, layer + 1);
+  return c;
+}
+
+/* Sums what COMBINE brought and sends it on. */
+static void join_forward(Drive *d, int layer, const Mail *combine, Mail *pipe)
+{
+  MoeIn in[MAX_CHUNKS * MAX_RANKS];
+  for (int i = 0; i < att_ranks(d, layer); i++) {
+    MoeCall c = join_call(d, layer, i);
+    c.n_src = d->chunks * d->layout->n_ffn;
+    take(&c, combine, 0, c.n_src, in);
+    run(d, MOE_OP_JOIN_FWD, &c);
+    send(d, MOE_EDGE_PIPE, &c, 0, c.n_dst, pipe);
+  }
+}
+
+/* Sends a chunk's gradient rows of the output of `layer` along the lists in the call's slot. */
+static void send_back(Drive *d, MoeCall c, int layer, bool of_join, Mail *combine_b)
+{
+  c.layer = layer;
+  c.piped = of_join;
+  for (c.chunk = 0; c.chunk < d->chunks; c.chunk++) {
+    send(d, MOE_EDGE_COMBINE_B, &c, 0, d->layout->n_ffn, &combine_b[c.chunk]);
+  }
+}
+
+/* The gradient of the input of layer + 1, in `call`'s work slot, goes back to the experts of `layer`. */
+static void send_input_gradient(Drive *d, const MoeCall *call, int layer, Mail *pipe_b, Mail *combine_b)
+{
+  MoeCall c = *call;
+  c.in = NULL;
+  c.n_in = 0;
+  if (joined(d, layer)) {
+    c.layer = layer;
+    c.n_dst = att_ranks(d, layer);
+    send(d, MOE_EDGE_PIPE_B, &c, 0, c.n_dst, pipe_b);
+  } else {
+    send_back(d, c, layer, false, combine_b);
+  }
+}
+
+static void join_backward(Drive *d, int layer, const Mail *pipe_b, Mail *combine_b)
+{
+  MoeIn in[MAX_RANKS];
+  for (int i = 0; i < att_ranks(d, layer) && joined(d, layer); i++) {
+    MoeCall c = join_call(d, layer, i);
+    c.n_src = att_ranks(d, layer + 1);
+    take(&c, pipe_b, 0, c.n_src, in);
+    run(d, MOE_OP_JOIN_DGRAD, &c);
+    send_back(d, c, layer, true, combine_b);
+  }
+}
+
+static void forward(Drive *d, Mail *input)
+{
+  MoeIn in[MAX_CHUNKS * MAX_RANKS];
+  Mail dispatch[MAX_CHUNKS], combine;
   for (int l = 0; l < L; l++) {
     for (int i = 0; i < att_ranks(d, l); i++) {
       MoeCall c = att_call(d, l, i);
       if (l == 0) {
         run(d, MOE_OP_EMBED_FWD, &c);
       } else {
-        take(&c, &combine, 0, n_ffn, in);
+        take(&c, input, 0, c.n_src, in);
       }
       run(d, MOE_OP_ATT_FWD, &c);
-      send(d, MOE_EDGE_DISPATCH, &c, 0, n_ffn, &dispatch);
+      for (c.chunk = 0; c.chunk < d->chunks; c.chunk++) {
+        send(d, MOE_EDGE_DISPATCH, &c, 0, d->layout->n_ffn, &dispatch[c.chunk]);
+      }
     }
-    fresh_ffn_work(d);
-    ffn_forward(d, l, &dispatch, &combine);
+    for (int chunk = 0; chunk < d->chunks; chunk++) {
+      fresh_ffn_work(d);
+      ffn_forward(d, l, chunk, &dispatch[chunk], &combine);
+    }
+    if (joined(d, l)) {
+      join_forward(d, l, &combine, input);
+    } else {
+      *input = combine;
+    }
   }
-  for (int i = 0; i < att_ranks(d, L); i++) {
-    MoeCall c = att_call(d, L, i);
-    take(&c, &combine, 0, n_ffn, in);
-    run(d, MOE_OP_HEAD, &c);
-    c.layer = L - 1;
-    send(d, MOE_EDGE_COMBINE_B, &c, 0, n_ffn, &combine_b);
-  }
+}
+
+static void backward(Drive *d, Mail *pipe_b, Mail *combine_b)
+{
+  MoeIn in[MAX_CHUNKS * MAX_RANKS];
+  Mail dispatch_b;
   for (int l = L - 1; l >= 0; l--) {
-    fresh_ffn_work(d);
-    ffn_backward(d, l, &combine_b, &dispatch_b);
+    join_backward(d, l, pipe_b, combine_b);
+    for (int chunk = d->chunks - 1; chunk >= 0; chunk--) {
+      fresh_ffn_work(d);
+      ffn_backward(d, l, chunk, &combine_b[chunk], &dispatch_b);
+    }
     for (int i = 0; i < att_ranks(d, l); i++) {
       MoeCall c = att_call(d, l, i);
-      take(&c, &dispatch_b, 0, n_ffn, in);
+      take(&c, &dispatch_b, 0, d->chunks * d->layout->n_ffn, in);
       run(d, MOE_OP_ATT_DGRAD, &c);
       c.in = NULL;
       c.n_in = 0;
@@ -350,11 +466,25 @@ static void micro_batch(Drive *d)
       if (l == 0) {
         run(d, MOE_OP_EMBED_WGRAD, &c);
       } else {
-        c.layer = l - 1;
-        send(d, MOE_EDGE_COMBINE_B, &c, 0, n_ffn, &combine_b);
+        send_input_gradient(d, &c, l - 1, pipe_b, combine_b);
       }
     }
   }
+}
+
+static void micro_batch(Drive *d)
+{
+  MoeIn in[MAX_CHUNKS * MAX_RANKS];
+  Mail input, pipe_b, combine_b[MAX_CHUNKS];
+  fresh_slots(d);
+  forward(d, &input);
+  for (int i = 0; i < att_ranks(d, L); i++) {
+    MoeCall c = att_call(d, L, i);
+    take(&c, &input, 0, c.n_src, in);
+    run(d, MOE_OP_HEAD, &c);
+    send_input_gradient(d, &c, L - 1, &pipe_b, combine_b);
+  }
+  backward(d, &pipe_b, combine_b);
   for (int i = 0; i < d->n_owned; i++) {
     free(d->owned[i]);
   }
@@ -365,6 +495,7 @@ double drive_step(const DriveLayout *layout, const DriveBatch *batch, const Driv
                   double *scalars, int fill)
 {
   Drive d = {.layout = layout, .batch = batch, .w = w, .g = grads, .scalars = scalars, .fill = fill};
+  d.chunks = layout->chunks > 0 ? layout->chunks : 1;
   int valid = 0;
   for (int t = 0; t < batch->n_seqs * batch->seq; t++) {
     valid += batch->labels[t] >= 0;

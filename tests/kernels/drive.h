@@ -10,6 +10,8 @@ typedef struct DriveLayout {
   int n_ffn;
   int node_ranks; /* 0: no relays */
   int mb_seqs;
+  int chunks; /* parts of the tokens, by position; 0: whole */
+  int join;   /* 1: even layers, 2: odd layers, 3: all have their output summed at its origin, then sent on */
 } DriveLayout;
 
 /* Weights or gradients, bucket by bucket. */

@@ -1,5 +1,5 @@
 /* A whole step of the kernels, over many layouts and lengths, against the fp64 reference: loss, balance loss, drops and
-   every gradient tensor. Also: fresh memory full of NaN changes no bit. */
+   every gradient tensor. Also: fresh memory full of NaN changes no bit, nor does the way by which sums travel. */
 #include <cblas.h>
 #include <math.h>
 #include <stdio.h>
@@ -212,9 +212,9 @@ static void case_run(const Case *c, const DriveLayout *layout)
   double scalars[2][MOE_SC_COUNT] = {{0}};
   DriveWeights got[2];
   int before = failures;
-  printf("seqs %d of %d, attention %d and %d, ffn %d, node %d, micro-batch %d, route_only %d\n", c->batch.n_seqs,
-         c->batch.seq, layout->n_att[0], layout->n_att[1], layout->n_ffn, layout->node_ranks, layout->mb_seqs,
-         c->batch.n_route_only);
+  printf("seqs %d of %d, attention %d and %d, ffn %d, node %d, micro-batch %d, chunks %d, joins %d, route_only %d\n",
+         c->batch.n_seqs, c->batch.seq, layout->n_att[0], layout->n_att[1], layout->n_ffn, layout->node_ranks,
+         layout->mb_seqs, layout->chunks, layout->join, c->batch.n_route_only);
   for (int i = 0; i < 2; i++) {
     drive_weights_new(&got[i]);
     drive_step(layout, &c->batch, &c->w, &got[i], scalars[i], i == 0 ? 0 : 0xff);
@@ -237,11 +237,34 @@ static void case_run(const Case *c, const DriveLayout *layout)
   drive_weights_free(&got[1]);
 }
 
+/* Groups of equal size: where a sum is taken and by which way it comes changes no bit. */
+static void same_bits(const Case *c)
+{
+  DriveLayout layout = {{2, 2}, 3, 0, 4, 1, 0};
+  double scalars[2][MOE_SC_COUNT] = {{0}};
+  DriveWeights got[2];
+  for (int i = 0; i < 2; i++) {
+    layout.join = i == 0 ? 0 : 3;
+    drive_weights_new(&got[i]);
+    drive_step(&layout, &c->batch, &c->w, &got[i], scalars[i], 0xff);
+  }
+  if (memcmp(got[0].data, got[1].data, got[0].n * sizeof(float)) != 0 ||
+      memcmp(scalars[0], scalars[1], sizeof scalars[0]) != 0) {
+    printf("joins change the result\n");
+    failures++;
+  }
+  drive_weights_free(&got[0]);
+  drive_weights_free(&got[1]);
+}
+
 int main(void)
 {
   static const DriveLayout layouts[] = {
-      {{1, 1}, 1, 0, 2}, {{2, 2}, 1, 0, 2}, {{1, 1}, 2, 0, 3}, {{3, 2}, 2, 0, 4},
-      {{2, 3}, 4, 2, 3}, {{1, 2}, 4, 4, 2}, {{2, 1}, 3, 2, 5}, {{4, 1}, 2, 1, 3},
+      {{1, 1}, 1, 0, 2, 1, 0}, {{2, 2}, 1, 0, 2, 1, 0}, {{1, 1}, 2, 0, 3, 1, 0}, {{3, 2}, 2, 0, 4, 1, 0},
+      {{2, 3}, 4, 2, 3, 1, 0}, {{1, 2}, 4, 4, 2, 1, 0}, {{2, 1}, 3, 2, 5, 1, 0}, {{4, 1}, 2, 1, 3, 1, 0},
+      {{2, 2}, 2, 0, 4, 1, 3}, {{1, 1}, 1, 0, 2, 1, 1}, {{3, 2}, 2, 0, 5, 1, 3}, {{2, 3}, 3, 0, 3, 1, 2},
+      {{2, 2}, 2, 0, 4, 2, 0}, {{1, 2}, 3, 0, 3, 4, 0}, {{2, 2}, 2, 0, 2, 2, 3}, {{1, 3}, 2, 0, 5, 3, 1},
+      {{2, 1}, 4, 2, 3, 1, 3},
   };
   static const int lengths[] = {1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 129, 300};
   int32_t pinned[MOE_EXPERTS];
@@ -257,14 +280,18 @@ int main(void)
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
     case_run(&c, &layouts[i]);
   }
+  same_bits(&c);
   case_free(&c);
   case_new(&c, 3, 17, pinned, MOE_TOP_K);
   case_run(&c, &layouts[3]);
   case_run(&c, &layouts[4]);
   case_free(&c);
   for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-    DriveLayout layout = {{1, 2}, 2, 0, 2};
+    DriveLayout layout = {{1, 2}, 2, 0, 2, 1, 0};
     case_new(&c, 2, lengths[i], pinned, n_pinned);
+    case_run(&c, &layout);
+    layout.chunks = 3; /* of which some are empty when there are fewer positions */
+    layout.join = 3;
     case_run(&c, &layout);
     case_free(&c);
   }

@@ -147,7 +147,7 @@ static void ffn_new(Ffn *f, const int *count)
     f->rows += count[e];
   }
   size_t n = (size_t)f->rows;
-  MoeDims dims = {.seq = f->rows > 0 ? f->rows : 1, .mb_seqs = 1, .n_ffn = 1, .ffn_experts = E};
+  MoeDims dims = {.seq = f->rows > 0 ? f->rows : 1, .mb_seqs = 1, .n_ffn = 1, .ffn_experts = E, .chunks = 1};
   f->w = fresh(E * MOE_EXPERT_ELEMS * sizeof(float));
   f->gw = fresh(E * MOE_EXPERT_ELEMS * sizeof(float));
   f->gain = fresh(H * sizeof(float));
@@ -165,6 +165,7 @@ static void ffn_new(Ffn *f, const int *count)
                       .mb_seqs = 1,
                       .n_ffn = 1,
                       .n_dst = 1,
+                      .n_chunks = 1,
                       .w = f->w,
                       .gw = f->gw,
                       .gain = f->gain,
@@ -326,6 +327,11 @@ static void test_bad_messages(void **state)
   pairs[2].expert = E;
   assert_int_equal(moe_kernels.run[MOE_OP_FFN_FWD](&f.call), MOE_EPROTO);
   pairs[2].expert = 2;
+  f.call.chunk = 1; /* rows of the other chunk */
+  f.call.n_chunks = 2;
+  assert_int_equal(moe_kernels.run[MOE_OP_FFN_FWD](&f.call), MOE_EOVERFLOW);
+  f.call.chunk = 0;
+  f.call.n_chunks = 1;
   f.in[1] = f.in[0];
   f.call.n_in = 2; /* more rows than the micro-batch has tokens */
   assert_int_equal(moe_kernels.run[MOE_OP_FFN_FWD](&f.call), MOE_EOVERFLOW);
@@ -338,6 +344,61 @@ static void test_bad_messages(void **state)
   ffn_free(&f);
 }
 
+/* Sums that come by PIPE: whole runs of sequences, each sender's part after the other's, or nothing is taken. */
+static void test_pipe(void **state)
+{
+  (void)state;
+  enum { SEQ = 3, SEQS = 5, SENDERS = 3 };
+  MoeIn in[SENDERS];
+  MoeDims dims = {.seq = SEQ, .mb_seqs = SEQS, .att_seqs = SEQS, .n_join = 1, .chunks = 1};
+  MoeCall from = {.layer = 1, .seq = SEQ, .mb_seqs = SEQS, .n_dst = 2, .n_chunks = 1, .edge = MOE_EDGE_PIPE};
+  MoeCall to = {.layer = 1, .seq = SEQ, .mb_seqs = SEQS, .n_src = SENDERS, .n_chunks = 1, .in = in, .n_in = SENDERS};
+  to.work = fresh(moe_kernels.att_work_bytes(&dims));
+  for (int32_t me = 0; me < 2; me++) {
+    to.seq0 = (int32_t)moe_part_begin(SEQS, 2, me);
+    to.n_seqs = (int32_t)moe_part_size(SEQS, 2, me);
+    for (int32_t i = 0; i < SENDERS; i++) {
+      MoeAttSaved s;
+      MoeAttWork work;
+      int64_t begin;
+      from.seq0 = (int32_t)moe_part_begin(SEQS, SENDERS, i);
+      from.n_seqs = (int32_t)moe_part_size(SEQS, SENDERS, i);
+      from.peer = me;
+      from.saved = fresh(moe_kernels.att_saved_bytes(&dims));
+      from.work = fresh(moe_kernels.att_work_bytes(&dims));
+      moe_att_begin(&from, 0, &s);
+      moe_att_work_carve(from.work, s.tokens, &work);
+      for (size_t k = 0; k < s.tokens * H; k++) {
+        work.dx[k] = moe_put(wave((size_t)(from.seq0 * SEQ) * H + k));
+      }
+      int64_t seqs = moe_part_overlap(SEQS, SENDERS, i, to.seq0, to.n_seqs, &begin);
+      size_t room = moe_kernels.msg_bytes(MOE_EDGE_PIPE, SEQ, (int32_t)seqs, 0);
+      uint8_t *slot = fresh(room);
+      assert_true(moe_kernels.pack[MOE_EDGE_PIPE](&from, slot) <= room);
+      assert_int_equal(((const MoeMsgHead *)(const void *)slot)->rows, seqs * SEQ);
+      in[i] = (MoeIn){slot, i};
+      free(from.saved);
+      free(from.work);
+    }
+    MoeAttWork work;
+    moe_att_work_carve(to.work, (size_t)(to.n_seqs * SEQ), &work);
+    assert_int_equal(moe_kernels.run[MOE_OP_JOIN_DGRAD](&to), MOE_OK);
+    for (size_t k = 0; k < (size_t)(to.n_seqs * SEQ) * H; k++) {
+      MoeReal want = moe_put(wave((size_t)(to.seq0 * SEQ) * H + k));
+      assert_memory_equal(&work.dx[k], &want, sizeof want);
+    }
+    to.n_in--; /* a sender is missing */
+    assert_int_equal(moe_kernels.run[MOE_OP_JOIN_DGRAD](&to), MOE_EPROTO);
+    to.n_in++;
+    to.seq0++; /* rows of other sequences */
+    assert_int_equal(moe_kernels.run[MOE_OP_JOIN_DGRAD](&to), MOE_EPROTO);
+    for (int32_t i = 0; i < SENDERS; i++) {
+      free((void *)(uintptr_t)in[i].data);
+    }
+  }
+  free(to.work);
+}
+
 /* Ties go to the lower index, NaN still gives distinct experts, too short a route_only is refused. */
 static void test_router(void **state)
 {
@@ -345,10 +406,11 @@ static void test_router(void **state)
   static const int32_t reversed[] = {7, 5, 3, 1};
   double scalars[MOE_SC_COUNT] = {0};
   MoeAttSaved s;
-  size_t bytes = moe_att_saved_carve(NULL, 1, 3, 0, &s);
+  const MoeAttHead shape = {.seq = 3, .n_seqs = 1};
+  size_t bytes = moe_att_saved_carve(NULL, &shape, &s);
   uint8_t *slot = fresh(bytes);
   MoeCall call = {.seq = 3, .n_seqs = 1, .n_ffn = 1, .inv_seqs = 1, .scalars = scalars};
-  moe_att_saved_carve(slot, 1, 3, 0, &s);
+  moe_att_saved_carve(slot, &shape, &s);
   for (size_t i = 0; i < 3 * E; i++) {
     s.prob[i] = i < E ? 0.5f : i < 2 * E ? wave(i) : NAN;
   }
@@ -440,6 +502,7 @@ int main(void)
       cmocka_unit_test(test_exp),       cmocka_unit_test(test_vectors), cmocka_unit_test(test_bf16),
       cmocka_unit_test(test_optimizer), cmocka_unit_test(test_groups),  cmocka_unit_test(test_bad_messages),
       cmocka_unit_test(test_router),    cmocka_unit_test(test_rope),    cmocka_unit_test(test_routes),
+      cmocka_unit_test(test_pipe),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

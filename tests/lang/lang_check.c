@@ -1,7 +1,6 @@
 /* The language's library from the command line, for the tests:
-     lang_check check [-D name=value]... [--shape names] FILE    diagnostics; exit 1 if there are errors
-     lang_check print|fmt|hash FILE
-     lang_check reference|words|dictionary                        */
+     lang_check check [-D name=value]... [--shape names] FILE    diagnostics; exit 1 if there are errors (2 with
+   options) lang_check print|fmt|hash FILE lang_check reference|words|dictionary                        */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,5 +89,5 @@ int main(int argc, char **argv)
   bool good = on_file(arena, diag, &args);
   diag_finish(diag);
   arena_free(arena);
-  return good ? 0 : 1;
+  return good ? 0 : args.n_defines || args.shapes ? 2 : 1;
 }

@@ -37,6 +37,7 @@ static void exact_texts(void **state)
   formats("a { # one\n# two\n}", "a {  # one\n  # two\n}\n");
   formats("a { b = 1 # one\n}", "a { b = 1  # one\n}\n");
   formats("use   \"x y\"", "use \"x y\"\n");
+  formats("a=1:2,b : c+1 ,(3):-4\nbb = 64KiB:5 %", "a  = 1: 2, b: c + 1, (3): -4\nbb = 64 KiB: 5%\n");
   formats("a = 80GiB; b = 4 K; c = 25GB/s; d = 5 %", "a = 80 GiB;  b = 4K;  c = 25 GB/s;  d = 5%\n");
 }
 
@@ -51,7 +52,8 @@ static char *read_file(const char *path, size_t *n)
   return text;
 }
 
-static int check_file(const char *path)
+/* `whole`: it must be a right spec without warnings. */
+static int check_file(const char *path, bool whole)
 {
   T t;
   t_open(&t);
@@ -70,6 +72,9 @@ static int check_file(const char *path)
     bool good = spec_build(t.arena, t.diag, file, &spec);
     assert_int_equal(spec_build(t.arena, t.diag, again, &other), good);
     assert_true(!good || spec.hash == other.hash);
+    if (whole && (!good || *t_messages(&t))) {
+      fail_msg("%s", t_messages(&t));
+    }
     free(once);
     free(twice);
     checked = 1;
@@ -79,7 +84,7 @@ static int check_file(const char *path)
   return checked;
 }
 
-static int check_folder(const char *folder)
+static int check_folder(const char *folder, bool whole)
 {
   DIR *dir = opendir(folder);
   assert_non_null(dir);
@@ -89,7 +94,7 @@ static int check_folder(const char *folder)
     if (dot && strcmp(dot, ".moespec") == 0) {
       char path[1000];
       snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-      n += check_file(path);
+      n += check_file(path, whole);
     }
   }
   closedir(dir);
@@ -105,12 +110,14 @@ static void every_spec(void **state)
     skip();
   }
   char path[1000];
-  snprintf(path, sizeof path, "%s/hardware", specs);
-  assert_true(check_folder(specs) > 0);
-  assert_true(check_folder(path) > 0);
-  assert_true(check_folder(bad) > 50);
+  static const char *const folders[] = {"", "/hardware", "/paper", "/golden"};
+  for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+    snprintf(path, sizeof path, "%s%s", specs, folders[i]);
+    assert_true(check_folder(path, i != 1) > 0);
+  }
+  assert_true(check_folder(bad, false) > 50);
   snprintf(path, sizeof path, "%s/../lang/corpus", bad);
-  assert_true(check_folder(path) > 3);
+  assert_true(check_folder(path, false) > 3);
 }
 
 int main(void)

@@ -54,6 +54,14 @@ static void defaults(void **state)
   assert_int_equal(s.plan.replicas, 0);
   assert_null(s.plan.attention_gpus);
   assert_int_equal(s.plan.node_limit, 10000);
+  assert_int_equal(s.plan.recompute, RECOMPUTE_AUTO);
+  assert_int_equal(s.plan.optimizer_shard, OPT_SHARD_HOLDERS);
+  assert_int_equal(s.plan.expert_parallel, 0);
+  assert_int_equal(s.plan.chunks, 0);
+  assert_false(s.costs.given);
+  assert_int_equal(s.cluster.gpu.eff_grouped_rows.n, 0);
+  assert_int_equal(s.cluster.nic_bytes.n, 0);
+  assert_true(s.cluster.gpu.comm_tax == 0);
   assert_false(spec_layer_is_dense(&s, 0));
   t_close(&t);
 }

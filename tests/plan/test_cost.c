@@ -65,7 +65,8 @@ static void flops_match_table(void **state)
     }
   }
   Spec qwen = {.model = models[3].spec};
-  Work att = work_att(&qwen, MOE_OP_ATT_FWD, 0, 4096, 1), ffn = work_ffn(&qwen, MOE_OP_FFN_FWD, 1, 8, 0, 0);
+  Work att = work_att(&qwen, MOE_OP_ATT_FWD, 0, 4096, 1, RECOMPUTE_NONE),
+       ffn = work_ffn(&qwen, MOE_OP_FFN_FWD, 1, 8, 0, 0, 0, RECOMPUTE_NONE);
   double router = 2.0 * 128 * 4096;
   close_to(att.gemm / 4096, 142.61e6 + router, 1e-4);
   close_to(att.attention / 4096, 67.13e6, 1e-4);
@@ -84,9 +85,9 @@ static void window_counts_pairs(void **state)
         pairs += k > q - 128;
       }
     }
-    close_to(work_att(&spec, MOE_OP_ATT_FWD, 0, seq, 3).attention, 3 * 4 * 64.0 * 64 * pairs, 1e-12);
-    close_to(work_att(&spec, MOE_OP_ATT_FWD, 1, seq, 3).attention, 3 * 4 * 64.0 * 64 * (double)(seq * (seq + 1)) / 2,
-             1e-12);
+    close_to(work_att(&spec, MOE_OP_ATT_FWD, 0, seq, 3, RECOMPUTE_NONE).attention, 3 * 4 * 64.0 * 64 * pairs, 1e-12);
+    close_to(work_att(&spec, MOE_OP_ATT_FWD, 1, seq, 3, RECOMPUTE_NONE).attention,
+             3 * 4 * 64.0 * 64 * (double)(seq * (seq + 1)) / 2, 1e-12);
   }
 }
 
@@ -96,12 +97,13 @@ static void backward_is_split(void **state)
   for (int i = 0; i < n_models; i++) {
     Spec spec = {.model = models[i].spec};
     int l = spec.model.layers - 1;
-    Work fwd = work_att(&spec, MOE_OP_ATT_FWD, l, 512, 2), dgrad = work_att(&spec, MOE_OP_ATT_DGRAD, l, 512, 2);
-    Work wgrad = work_att(&spec, MOE_OP_ATT_WGRAD, l, 512, 2);
+    Work fwd = work_att(&spec, MOE_OP_ATT_FWD, l, 512, 2, RECOMPUTE_NONE),
+         dgrad = work_att(&spec, MOE_OP_ATT_DGRAD, l, 512, 2, RECOMPUTE_NONE);
+    Work wgrad = work_att(&spec, MOE_OP_ATT_WGRAD, l, 512, 2, RECOMPUTE_NONE);
     close_to(dgrad.gemm, fwd.gemm, 0);
     close_to(wgrad.gemm, fwd.gemm, 0);
-    close_to(dgrad.attention, 2.5 * fwd.attention, 1e-12);
-    assert_true(wgrad.attention == 0);
+    close_to(dgrad.attention_back, 2.5 * fwd.attention, 1e-12);
+    assert_true(wgrad.attention == 0 && wgrad.attention_back == 0 && dgrad.attention == 0);
   }
 }
 

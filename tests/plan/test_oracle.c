@@ -454,7 +454,7 @@ static void planner_finds_the_optimum(void **state)
       spec.cluster.gpus = 2;
     }
     Best best = enumerate(&spec);
-    bool solved = plan_solve(arena, diag, &spec, 0, &plan, &infeasible);
+    bool solved = plan_solve(arena, diag, &spec, 0, SYSTEM_AF_PIPE, &plan, &infeasible);
     if (solved != (best.seen > 0)) {
       print_error("case %d: %d nodes of %d, placement %d, batch %d: solved %d, %ld allocations\n", i,
                   spec.cluster.nodes, spec.cluster.gpus, spec.plan.placement, shape.global_batch, solved, best.seen);

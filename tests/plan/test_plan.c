@@ -27,7 +27,7 @@ static Run run_plan(const Spec *spec)
   Run r = {.arena = arena_new()};
   FILE *out = open_memstream(&r.text, &r.length);
   Diag *diag = diag_new(r.arena, out);
-  r.ok = plan_solve(r.arena, diag, spec, 0, &r.plan, &r.infeasible);
+  r.ok = plan_solve(r.arena, diag, spec, 0, spec->plan.system, &r.plan, &r.infeasible);
   assert_int_equal(r.ok, diag_errors(diag) == 0);
   fclose(out);
   return r;

@@ -24,21 +24,27 @@ static Spec config_spec(ShapeSpec *shape)
   return spec;
 }
 
-static MemoryTerms terms(const Spec *spec, MemIn in, int in_flight, int role)
+static MemoryTerms terms(const Spec *spec, MemIn in, int in_flight, int roles)
 {
-  MemoryTerms m = {0};
+  MemoryTerms m;
   in.in_flight = in_flight;
-  if (role == PLAN_A) {
-    memory_att(spec, &in, &m);
-  } else {
-    memory_ffn(spec, &in, &m);
-  }
+  memory_terms(spec, &in, roles, &m);
   return m;
 }
 
 static int64_t largest(int64_t a, int64_t b)
 {
   return a > b ? a : b;
+}
+
+static size_t any_scratch(size_t tokens, size_t seq, size_t senders, size_t rows)
+{
+  MoeAttScratch att;
+  MoeHeadScratch head;
+  MoeFfnScratch ffn;
+  size_t n = moe_att_scratch_carve(NULL, tokens, seq, senders, &att), h = moe_head_scratch_carve(NULL, senders, &head);
+  size_t f = rows ? moe_ffn_scratch_carve(NULL, rows, &ffn) : 0;
+  return (size_t)largest((int64_t)n, largest((int64_t)h, (int64_t)f));
 }
 
 static void attention_slots_match(void **state)
@@ -49,24 +55,30 @@ static void attention_slots_match(void **state)
       ShapeSpec shape;
       Spec spec = config_spec(&shape);
       MemIn in = {.seq = 48, .mb_seqs = 2 * seqs, .att_seqs = seqs, .att_ranks = 2, .ffn_ranks = senders};
-      in.own_ranks = in.replicas = in.att_moe = in.node_ranks = 1;
-      in.experts = (int)moe_part_max(MOE_EXPERTS, senders);
+      in.own_ranks = in.replicas = in.att_moe = in.node_ranks = in.micro_batches = 1;
+      in.n_src = senders;
+      in.n_join = seqs % 2 ? 0 : senders;
       in.combine_from = 1;
       MemoryTerms one = terms(&spec, in, 1, PLAN_A), two = terms(&spec, in, 2, PLAN_A);
       MoeAttSaved saved;
       MoeAttWork work;
-      MoeAttScratch scratch;
       size_t t = (size_t)seqs * 48, n = (size_t)senders;
-      size_t slot = moe_att_saved_carve(NULL, (size_t)seqs, 48, n, &saved), used = moe_att_work_carve(NULL, t, &work);
+      const MoeAttHead head = {.seq = 48,
+                               .n_seqs = (uint32_t)seqs,
+                               .n_src = (uint32_t)n,
+                               .n_join = (uint32_t)in.n_join,
+                               .rows = (uint32_t)t};
+      size_t slot = moe_att_saved_carve(NULL, &head, &saved), used = moe_att_work_carve(NULL, t, &work);
       assert_int_equal(two.activations - one.activations, slot);
       assert_int_equal((one.activations - (int64_t)slot) % (int64_t)used, 0);
-      assert_int_equal(one.workspace, 2 * moe_att_scratch_carve(NULL, t, 48, n, &scratch));
-      assert_int_equal(one.buffers % (int64_t)moe_align64(moe_msg_size(t, MOE_TOKEN_HEAD, 0, 0)), 0);
-      MoeHeadScratch head;
-      in.head = true;
-      MemoryTerms with_head = terms(&spec, in, 1, PLAN_A);
-      assert_int_equal(with_head.workspace,
-                       largest(one.workspace, (int64_t)(2 * moe_head_scratch_carve(NULL, n, &head))));
+      in.micro_batches = 0;
+      MemoryTerms still = terms(&spec, in, 1, PLAN_A);
+      assert_int_equal(one.workspace - still.workspace, 2 * moe_align64(4 * t));
+      assert_int_equal(still.workspace, 2 * any_scratch(t, 48, n, 0) + moe_align64(4096 * 4) + moe_align64(49 * 4));
+      in.combine_from = 0;
+      MemoryTerms deaf = terms(&spec, in, 1, PLAN_A);
+      assert_int_equal(one.buffers - deaf.buffers,
+                       PLAN_CHAN_SLOTS * n * (64 + moe_align64(moe_msg_size(t, MOE_TOKEN_HEAD, 0, 0))));
     }
   }
 }
@@ -76,27 +88,35 @@ static void ffn_slots_match(void **state)
   (void)state;
   for (int seqs = 1; seqs <= 5; seqs++) {
     for (int ranks = 1; ranks <= 8; ranks += 3) {
-      ShapeSpec shape;
-      Spec spec = config_spec(&shape);
-      MemIn in = {.seq = 48, .mb_seqs = seqs, .att_seqs = seqs, .att_ranks = 1, .ffn_ranks = ranks};
-      in.own_ranks = in.replicas = in.ffn_layers = in.dispatch_from = in.node_ranks = 1;
-      in.experts = (int)moe_part_max(MOE_EXPERTS, ranks);
-      MoeFfnSaved saved;
-      MoeFfnWork work;
-      MoeFfnScratch scratch;
-      MoeList relay;
-      size_t t = (size_t)seqs * 48, k = MOE_TOP_K < in.experts ? MOE_TOP_K : (size_t)in.experts;
-      size_t slot = moe_ffn_saved_carve(NULL, t, t * k, &saved), used = moe_ffn_work_carve(NULL, t, t * k, &work);
-      MemoryTerms one = terms(&spec, in, 1, PLAN_F), two = terms(&spec, in, 2, PLAN_F);
-      assert_int_equal(two.activations - one.activations, slot);
-      assert_int_equal((one.activations - (int64_t)slot) % (int64_t)used, 0);
-      assert_int_equal(one.workspace, 2 * moe_ffn_scratch_carve(NULL, t, &scratch));
-      size_t message = moe_align64(moe_msg_size(t, MOE_LIST_HEAD, t * k, MOE_LIST_PAIR));
-      assert_int_equal(one.buffers % (int64_t)message, 0);
-      in.relayed = true;
-      in.node_ranks = ranks;
-      MemoryTerms relays = terms(&spec, in, 1, PLAN_F), more = terms(&spec, in, 2, PLAN_F);
-      assert_int_equal(more.activations - relays.activations, slot + moe_relay_carve(NULL, t, &relay));
+      for (int chunks = 1; chunks <= 4; chunks++) {
+        ShapeSpec shape;
+        Spec spec = config_spec(&shape);
+        MemIn in = {.seq = 50, .mb_seqs = seqs, .att_seqs = seqs, .att_ranks = 1, .ffn_ranks = ranks};
+        in.own_ranks = in.replicas = in.ffn_layers = in.dispatch_from = in.node_ranks = 1;
+        in.experts = (int)moe_part_max(MOE_EXPERTS, ranks);
+        in.chunks = chunks;
+        MoeFfnSaved saved;
+        MoeFfnWork work;
+        MoeList relay;
+        size_t t = (size_t)(seqs * moe_part_max(50, chunks)),
+               k = MOE_TOP_K < in.experts ? MOE_TOP_K : (size_t)in.experts;
+        size_t slot = moe_ffn_saved_carve(NULL, t, t * k, &saved), used = moe_ffn_work_carve(NULL, t, t * k, &work);
+        MemoryTerms one = terms(&spec, in, 1, PLAN_F), two = terms(&spec, in, 2, PLAN_F);
+        assert_int_equal(two.activations - one.activations, slot * (size_t)chunks);
+        assert_int_equal((one.activations - (int64_t)slot * chunks) % (int64_t)used, 0);
+        assert_int_equal(one.workspace, 2 * any_scratch(0, 50, (size_t)(ranks * chunks), t) + moe_align64(4096 * 4) +
+                                            moe_align64(51 * 4));
+        in.dispatch_from = 0;
+        MemoryTerms deaf = terms(&spec, in, 1, PLAN_F);
+        size_t message = moe_align64(moe_msg_size(t, MOE_LIST_HEAD, t * k, MOE_LIST_PAIR));
+        assert_int_equal(one.buffers - deaf.buffers, PLAN_CHAN_SLOTS * (64 + message));
+        if (chunks == 1) {
+          in.relayed = true;
+          in.node_ranks = ranks;
+          MemoryTerms relays = terms(&spec, in, 1, PLAN_F), more = terms(&spec, in, 2, PLAN_F);
+          assert_int_equal(more.activations - relays.activations, slot + moe_relay_carve(NULL, t, &relay));
+        }
+      }
     }
   }
 }

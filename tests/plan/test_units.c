@@ -41,7 +41,8 @@ static char *plan_of(const char *memory, const char *nic)
   Plan plan;
   bool infeasible = false;
   AstFile *ast = ast_parse(arena, diag, path, NULL, 0);
-  if (ast && spec_build(arena, diag, ast, &spec) && plan_solve(arena, diag, &spec, 0, &plan, &infeasible)) {
+  if (ast && spec_build(arena, diag, ast, &spec) &&
+      plan_solve(arena, diag, &spec, 0, spec.plan.system, &plan, &infeasible)) {
     FILE *to = open_memstream(&json, &m);
     plan.solver.ms = 0;
     plan_print_json(&spec, &plan, to);

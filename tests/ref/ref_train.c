@@ -24,6 +24,9 @@ static const char USAGE[] =
     "  --steps N             AdamW steps, going round the batches (default 0: only loss and gradients of the first)\n"
     "  --grads FILE          gradients of the last batch done, before clipping\n"
     "  --out-weights FILE    weights at the end\n"
+    "  --state FILE          AdamW's count and moments: taken up if the file exists, written at the end, so that a "
+    "run\n"
+    "                        can go on with another shape\n"
     "  --routing FILE        choices, weights and kept flags of the last batch: routing.L.{experts,weights,kept} [T, "
     "K]\n"
     "  --pin-routing FILE    takes the choices from such a file; for one batch only\n"
@@ -32,7 +35,7 @@ static const char USAGE[] =
     "Prints one JSON line per step: step, loss, balance_loss, grad_norm, lr, tokens, dropped.\n";
 
 typedef struct Options {
-  const char *config, *shape, *weights, *tokens, *labels, *grads, *out_weights, *routing, *pin_routing;
+  const char *config, *shape, *weights, *tokens, *labels, *grads, *out_weights, *routing, *pin_routing, *state;
   const char *set[64];
   int n_set;
   bool random, min_margin;
@@ -59,19 +62,27 @@ static void usage(void)
 
 static void read_options(int argc, char **argv, Options *o)
 {
-  static const struct option LONG[] = {
-      {"config", required_argument, NULL, 'c'},      {"shape", required_argument, NULL, 'h'},
-      {"set", required_argument, NULL, 'S'},         {"weights", required_argument, NULL, 'w'},
-      {"init-random", required_argument, NULL, 'r'}, {"tokens", required_argument, NULL, 't'},
-      {"labels", required_argument, NULL, 'l'},      {"batch", required_argument, NULL, 'b'},
-      {"steps", required_argument, NULL, 'n'},       {"grads", required_argument, NULL, 'g'},
-      {"out-weights", required_argument, NULL, 'o'}, {"routing", required_argument, NULL, 'R'},
-      {"pin-routing", required_argument, NULL, 'P'}, {"f32", no_argument, NULL, 'f'},
-      {"min-margin", no_argument, NULL, 'm'},        {NULL, 0, NULL, 0}};
+  static const struct option LONG[] = {{"config", required_argument, NULL, 'c'},
+                                       {"shape", required_argument, NULL, 'h'},
+                                       {"set", required_argument, NULL, 'S'},
+                                       {"weights", required_argument, NULL, 'w'},
+                                       {"init-random", required_argument, NULL, 'r'},
+                                       {"tokens", required_argument, NULL, 't'},
+                                       {"labels", required_argument, NULL, 'l'},
+                                       {"batch", required_argument, NULL, 'b'},
+                                       {"steps", required_argument, NULL, 'n'},
+                                       {"grads", required_argument, NULL, 'g'},
+                                       {"out-weights", required_argument, NULL, 'o'},
+                                       {"routing", required_argument, NULL, 'R'},
+                                       {"pin-routing", required_argument, NULL, 'P'},
+                                       {"f32", no_argument, NULL, 'f'},
+                                       {"min-margin", no_argument, NULL, 'm'},
+                                       {"state", required_argument, NULL, 's'},
+                                       {NULL, 0, NULL, 0}};
   *o = (Options){.dtype = ST_F64};
   const char **text[128] = {
-      ['c'] = &o->config, ['h'] = &o->shape,   ['w'] = &o->weights,     ['t'] = &o->tokens,     ['l'] = &o->labels,
-      ['g'] = &o->grads,  ['R'] = &o->routing, ['P'] = &o->pin_routing, ['o'] = &o->out_weights};
+      ['c'] = &o->config, ['h'] = &o->shape,   ['w'] = &o->weights,     ['t'] = &o->tokens,      ['l'] = &o->labels,
+      ['g'] = &o->grads,  ['R'] = &o->routing, ['P'] = &o->pin_routing, ['o'] = &o->out_weights, ['s'] = &o->state};
   for (int letter; (letter = getopt_long(argc, argv, "", LONG, NULL)) != -1;) {
     switch (letter) {
     case 'S':
@@ -254,6 +265,35 @@ static void print_step(const Options *o, const RefConfig *c, const RefState *s, 
   fflush(stdout);
 }
 
+static void load_state(const char *path, int64_t n, RefAdam *adam)
+{
+  FILE *f = path ? fopen(path, "rb") : NULL;
+  if (!f) {
+    return;
+  }
+  adam->m = ref_alloc(n, sizeof(double));
+  adam->v = ref_alloc(n, sizeof(double));
+  if (fread(&adam->step, sizeof adam->step, 1, f) != 1 || fread(adam->m, sizeof(double), (size_t)n, f) != (size_t)n ||
+      fread(adam->v, sizeof(double), (size_t)n, f) != (size_t)n || fgetc(f) != EOF) {
+    ref_fail("%s: not a state of %lld parameters", path, (long long)n);
+  }
+  fclose(f);
+}
+
+static void save_state(const char *path, int64_t n, const RefAdam *adam)
+{
+  FILE *f = path && adam->m ? fopen(path, "wb") : NULL;
+  if (!f) {
+    return;
+  }
+  bool ok = fwrite(&adam->step, sizeof adam->step, 1, f) == 1 &&
+            fwrite(adam->m, sizeof(double), (size_t)n, f) == (size_t)n &&
+            fwrite(adam->v, sizeof(double), (size_t)n, f) == (size_t)n;
+  if (fclose(f) != 0 || !ok) {
+    ref_fail("%s: cannot write", path);
+  }
+}
+
 static void train(const Options *o, const RefConfig *c, RefParams *p)
 {
   Data data = {0};
@@ -266,6 +306,7 @@ static void train(const Options *o, const RefConfig *c, RefParams *p)
   RefState *s = ref_state_new(c, n_seqs, c->seq);
   RefParams *g = ref_params_new(c);
   RefAdam adam = {0};
+  load_state(o->state, p->n, &adam);
   int32_t *pinned = o->pin_routing ? read_pinned(c, t, o->pin_routing) : NULL;
   for (int64_t step = 0; step < (o->steps ? o->steps : 1); step++) {
     int64_t first = step % (data.n_seqs / n_seqs) * t;
@@ -287,6 +328,7 @@ static void train(const Options *o, const RefConfig *c, RefParams *p)
   if (o->routing) {
     write_routing(c, s, t, o->routing);
   }
+  save_state(o->state, p->n, &adam);
   free(pinned);
   free(adam.m);
   free(adam.v);

@@ -7,84 +7,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_GROUPS = 8, MAX_OPS = 6000, MAX_CHANS = 400, MAX_LAYERS = 16, MAX_RANKS = 64, MAX_BUCKETS = 600 };
+enum { MAX_RANKS = 64, MAX_BUCKETS = 600, MAX_SLOTS = 40, MAX_CHUNKS = 4 };
 
-FakeLayout fake_layout;
-MoeBundle fake_made;
+FakeShape fake_shapes[FAKE_SHAPES];
+int fake_n_shapes;
+_Thread_local FakeShape *fake;
 
-static MoeOp ops[MAX_GROUPS][MAX_OPS];
-static MoeGroup groups[MAX_GROUPS];
-static char names[MAX_GROUPS][16];
-static MoeChan chans[MAX_CHANS];
-static int16_t att_group[MAX_LAYERS + 1], ffn_group[MAX_LAYERS];
+static char names[FAKE_GROUPS][16];
 static MoeBucket buckets[MAX_BUCKETS];
 static int32_t holders[MAX_BUCKETS * MAX_RANKS];
 static MoeParam params[2 * MAX_BUCKETS];
 static char param_names[2 * MAX_BUCKETS][48];
 static int n_holders_used;
 static struct {
-  int slot[MAX_CHANS][MAX_LAYERS + 2]; /* uses so far, per channel and slot, counted per group */
-} uses[MAX_GROUPS][2];
-
-bool fake_parse(FakeLayout *l, const char *text)
-{
-  *l = (FakeLayout){
-      .a = 1, .f = 1, .pa = 1, .pf = 1, .replicas = 1, .layers = 2, .mbs = 2, .seqs = 2, .seq = 8, .row_bytes = 8};
-  struct {
-    const char *key;
-    int *value;
-  } keys[] = {{"a", &l->a},
-              {"f", &l->f},
-              {"pa", &l->pa},
-              {"pf", &l->pf},
-              {"replicas", &l->replicas},
-              {"layers", &l->layers},
-              {"mbs", &l->mbs},
-              {"seqs", &l->seqs},
-              {"short", &l->short_by},
-              {"seq", &l->seq},
-              {"rpn", &l->rpn},
-              {"relay", &l->relay},
-              {"colocated", &l->colocated},
-              {"row", &l->row_bytes},
-              {"spin", &l->spin_us},
-              {"nan", &l->nan_step},
-              {"stop", &l->stop_on_nan},
-              {"wrong", &l->wrong_step},
-              {"fail", &l->fail_step},
-              {"exit", &l->exit_step}};
-  char key[32];
-  int value, used;
-  while (sscanf(text, " %31[a-z]=%d%n", key, &value, &used) == 2) {
-    bool known = false;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-      if (strcmp(key, keys[i].key) == 0) {
-        *keys[i].value = value;
-        known = true;
-      }
-    }
-    if (!known) {
-      return false;
-    }
-    text += used;
-  }
-  return text[strspn(text, " ")] == '\0';
-}
+  int slot[FAKE_CHANS][MAX_SLOTS]; /* uses so far, per channel and slot, counted per group */
+} uses[FAKE_GROUPS][2];
 
 static int32_t chan_of(MoeEdge edge, MoeBucketKind bucket, int src, int dst, int slots)
 {
-  for (int i = 0; i < fake_made.n_chans; i++) {
-    if (chans[i].edge == edge && chans[i].bucket == bucket && chans[i].src == src && chans[i].dst == dst) {
+  for (int i = 0; i < fake->made.n_chans; i++) {
+    if (fake->chans[i].edge == edge && fake->chans[i].bucket == bucket && fake->chans[i].src == src &&
+        fake->chans[i].dst == dst) {
       return i;
     }
   }
-  chans[fake_made.n_chans] = (MoeChan){(uint8_t)edge, (uint8_t)bucket, (int16_t)src, (int16_t)dst, (int16_t)slots};
-  return fake_made.n_chans++;
+  fake->chans[fake->made.n_chans] =
+      (MoeChan){(uint8_t)edge, (uint8_t)bucket, (int16_t)src, (int16_t)dst, (int16_t)slots};
+  return fake->made.n_chans++;
 }
 
 static MoeOp *add(int g, MoeOpKind kind, int layer, int mb)
 {
-  MoeOp *op = &ops[g][groups[g].n_ops++];
+  MoeOp *op = &fake->ops[g][fake->groups[g].n_ops++];
   *op = (MoeOp){.kind = (uint8_t)kind,
                 .edge = MOE_EDGE_NONE,
                 .bucket = MOE_BUCKET_NONE,
@@ -95,14 +49,14 @@ static MoeOp *add(int g, MoeOpKind kind, int layer, int mb)
                 .work = -1,
                 .chan = -1,
                 .slot = -1,
-                .wait = {-1, -1, -1, -1},
-                .release = {-1, -1, -1, -1}};
+                .wait = {-1, -1, -1, -1, -1, -1, -1, -1},
+                .release = {-1, -1, -1, -1, -1, -1, -1, -1}};
   return op;
 }
 
 static int id_of(int g, const MoeOp *op)
 {
-  return (int)(op - ops[g]);
+  return (int)(op - fake->ops[g]);
 }
 
 static void wait_for(MoeOp *op, int id)
@@ -131,144 +85,269 @@ static int message(MoeOpKind kind, MoeEdge edge, int g, int other, int layer, in
   return id_of(g, op);
 }
 
-/* Sends on edge from group `from` after op `after` and receives in `to`; returns the RECV's id in `to`. */
-static int transfer(MoeEdge edge, int from, int to, int layer, int mb, int after, int saved, int work, int release)
+/* Slots of a channel: enough that no message waits behind one that is released much later. */
+static int slots_between(void)
 {
-  int s = message(MOE_OP_SEND, edge, from, to, layer, mb, 2, mb % 2, MOE_BUCKET_NONE);
-  MoeOp *op = &ops[from][s];
+  return (fake->layout.colocated && fake->layout.mbs > 2 ? fake->layout.mbs : 2) * fake->layout.chunks;
+}
+
+/* A micro-batch's chunk on its way through the layers. */
+typedef struct Part {
+  int mb, chunk;
+} Part;
+
+/* Sends on edge from group `from` after op `after` and receives in `to`; returns the RECV's id in `to`. */
+static int transfer(MoeEdge edge, int from, int to, int layer, Part p, int after, int saved, int work, int release)
+{
+  int slots = slots_between();
+  int slot = (p.mb * fake->layout.chunks + p.chunk) % slots;
+  int s = message(MOE_OP_SEND, edge, from, to, layer, p.mb, slots, slot, MOE_BUCKET_NONE);
+  MoeOp *op = &fake->ops[from][s];
   wait_for(op, after);
   wait_for(op, release);
   op->release[0] = release;
   op->saved = saved;
   op->work = work;
-  return message(MOE_OP_RECV, edge, to, from, layer, mb, 2, mb % 2, MOE_BUCKET_NONE);
+  op->chunk = (int16_t)p.chunk;
+  int r = message(MOE_OP_RECV, edge, to, from, layer, p.mb, slots, slot, MOE_BUCKET_NONE);
+  fake->ops[to][r].chunk = (int16_t)p.chunk;
+  return r;
 }
 
-static int compute(int g, MoeOpKind kind, MoeStream stream, int layer, int mb, int recv, int saved, int work)
+/* recv: [n] RECV ops that the op waits for and releases. */
+static int compute_all(int g, MoeOpKind kind, MoeStream stream, int layer, int mb, const int *recv, int n, int saved,
+                       int work)
 {
   MoeOp *op = add(g, kind, layer, mb);
   op->stream = (uint8_t)stream;
   op->saved = saved;
   op->work = work;
-  wait_for(op, recv);
-  op->release[0] = recv;
+  for (int c = 0; c < n; c++) {
+    wait_for(op, recv[c]);
+    op->release[c] = recv[c];
+  }
   return id_of(g, op);
 }
 
-static bool relayed(int layer)
+static int compute(int g, MoeOpKind kind, MoeStream stream, int layer, int mb, int recv, int saved, int work)
 {
-  const MoeGroup *g = &groups[ffn_group[layer]];
-  for (int i = 1; fake_layout.relay && fake_layout.rpn > 0 && i < g->n_ranks; i++) {
-    if ((g->first_rank + i) / fake_layout.rpn == (g->first_rank + i - 1) / fake_layout.rpn) {
+  return compute_all(g, kind, stream, layer, mb, &recv, 1, saved, work);
+}
+
+static int compute_part(int g, MoeOpKind kind, MoeStream stream, int layer, Part p, int recv, int saved, int work)
+{
+  int id = compute(g, kind, stream, layer, p.mb, recv, saved, work);
+  fake->ops[g][id].chunk = (int16_t)p.chunk;
+  return id;
+}
+
+static bool relayed(int group)
+{
+  const MoeGroup *g = &fake->groups[group];
+  for (int i = 1; fake->layout.relay && fake->layout.rpn > 0 && i < g->n_ranks; i++) {
+    if ((g->first_rank + i) / fake->layout.rpn == (g->first_rank + i - 1) / fake->layout.rpn) {
       return true;
     }
   }
   return false;
 }
 
-static int slot_of(int layer, int mb)
+static int way_of(int mb)
 {
-  return layer * fake_layout.mbs + mb;
+  return moe_way(fake->layout.ways, fake->layout.mbs, mb);
 }
 
-static int coming[MAX_LAYERS + 1][64]; /* RECV that the next op of (layer, micro-batch) waits for */
+int fake_att(int mb, int layer)
+{
+  return fake->att_group[way_of(mb) * (fake->layout.layers + 1) + layer];
+}
+
+int fake_ffn(int mb, int layer)
+{
+  return fake->ffn_group[way_of(mb) * fake->layout.layers + layer];
+}
+
+int fake_combine(int mb, int layer)
+{
+  return fake->combine_group[way_of(mb) * fake->layout.layers + layer];
+}
+
+static bool joined(int mb, int layer)
+{
+  return fake_combine(mb, layer) != fake_att(mb, layer + 1);
+}
+
+static int slot_of(int layer, int mb)
+{
+  return layer * fake->layout.mbs + mb;
+}
+
+static int n_slots(void)
+{
+  return (fake->layout.layers + 1) * fake->layout.mbs;
+}
+
+/* RECV ops that the next op of (layer, micro-batch) waits for, in their group's table: one a chunk, or one of a PIPE.
+ */
+typedef struct Coming {
+  int recv[MAX_CHUNKS];
+  int n;
+} Coming;
+
+static Coming coming[FAKE_LAYERS + 1][64];
+
+/* One chunk through the experts of layer l; returns the RECV of its COMBINE. */
+static int experts(int l, Part p, int att)
+{
+  int a = fake_att(p.mb, l), f = fake_ffn(p.mb, l), s = slot_of(l, p.mb);
+  int t = s * fake->layout.chunks + p.chunk;
+  int recv = transfer(MOE_EDGE_DISPATCH, a, f, l, p, att, s, -1, -1);
+  if (relayed(f)) {
+    MoeOp *relay = add(f, MOE_OP_RELAY, l, p.mb);
+    relay->stream = MOE_STREAM_SEND;
+    relay->saved = t;
+    wait_for(relay, recv);
+    recv = transfer(MOE_EDGE_FORWARD, f, f, l, p, id_of(f, relay), t, -1, recv);
+  }
+  int done = compute_part(f, MOE_OP_FFN_FWD, MOE_STREAM_FWD, l, p, recv, t, t);
+  if (relayed(f)) {
+    recv = transfer(MOE_EDGE_GATHER, f, f, l, p, done, t, t, -1);
+    done = compute(f, MOE_OP_NODE_REDUCE, MOE_STREAM_SEND, l, p.mb, recv, t, t);
+    fake->ops[f][done].edge = MOE_EDGE_GATHER;
+  }
+  return transfer(MOE_EDGE_COMBINE, f, fake_combine(p.mb, l), l, p, done, t, t, -1);
+}
 
 static void forward(int l, int mb)
 {
-  int a = att_group[l], f = ffn_group[l], next = att_group[l + 1], s = slot_of(l, mb);
+  int a = fake_att(mb, l), s = slot_of(l, mb);
+  Coming *in = &coming[l][mb], *out = &coming[l + 1][mb];
   if (l == 0) {
     compute(a, MOE_OP_EMBED_FWD, MOE_STREAM_FWD, 0, mb, -1, s, -1);
+    in->n = 0;
   }
-  int att = compute(a, MOE_OP_ATT_FWD, MOE_STREAM_FWD, l, mb, l > 0 ? coming[l][mb] : -1, s, -1);
-  int recv = transfer(MOE_EDGE_DISPATCH, a, f, l, mb, att, s, -1, -1);
-  if (relayed(l)) {
-    MoeOp *relay = add(f, MOE_OP_RELAY, l, mb);
-    relay->stream = MOE_STREAM_SEND;
-    relay->saved = s;
-    wait_for(relay, recv);
-    recv = transfer(MOE_EDGE_FORWARD, f, f, l, mb, id_of(f, relay), s, -1, recv);
+  int att = compute_all(a, MOE_OP_ATT_FWD, MOE_STREAM_FWD, l, mb, in->recv, in->n, s, -1);
+  out->n = fake->layout.chunks;
+  for (int c = 0; c < fake->layout.chunks; c++) {
+    out->recv[c] = experts(l, (Part){mb, c}, att);
   }
-  int done = compute(f, MOE_OP_FFN_FWD, MOE_STREAM_FWD, l, mb, recv, s, s);
-  if (relayed(l)) {
-    recv = transfer(MOE_EDGE_GATHER, f, f, l, mb, done, s, s, -1);
-    done = compute(f, MOE_OP_NODE_REDUCE, MOE_STREAM_SEND, l, mb, recv, s, s);
-    ops[f][done].edge = MOE_EDGE_GATHER;
+  if (joined(mb, l)) {
+    int g = fake_combine(mb, l), w = n_slots() + s;
+    int join = compute_all(g, MOE_OP_JOIN_FWD, MOE_STREAM_FWD, l, mb, out->recv, out->n, s, w);
+    out->recv[0] = transfer(MOE_EDGE_PIPE, g, fake_att(mb, l + 1), l, (Part){mb, 0}, join, s, w, -1);
+    out->n = 1;
   }
-  coming[l + 1][mb] = transfer(MOE_EDGE_COMBINE, f, next, l, mb, done, s, s, -1);
+}
+
+/* The gradient of the input of layer l + 1, in slots s of group g after op `done`, on its way to the experts of l. */
+static void input_gradient(int g, int l, int mb, int done, int s)
+{
+  Coming *out = &coming[l][mb];
+  int saved = s, work = s;
+  if (joined(mb, l)) {
+    int to = fake_combine(mb, l);
+    int recv = transfer(MOE_EDGE_PIPE_B, g, to, l, (Part){mb, 0}, done, s, s, -1);
+    g = to;
+    saved = slot_of(l, mb);
+    work = n_slots() + saved;
+    done = compute(g, MOE_OP_JOIN_DGRAD, MOE_STREAM_BWD, l, mb, recv, saved, work);
+  }
+  out->n = fake->layout.chunks;
+  for (int c = 0; c < fake->layout.chunks; c++) {
+    out->recv[c] = transfer(MOE_EDGE_COMBINE_B, g, fake_ffn(mb, l), l, (Part){mb, c}, done, saved, work, -1);
+  }
+}
+
+/* Returns the RECV of DISPATCH_B. */
+static int experts_back(int l, Part p)
+{
+  int a = fake_att(p.mb, l), f = fake_ffn(p.mb, l), t = slot_of(l, p.mb) * fake->layout.chunks + p.chunk;
+  int recv = coming[l][p.mb].recv[p.chunk];
+  if (relayed(f)) {
+    recv = transfer(MOE_EDGE_GATHER_B, f, f, l, p, -1, t, -1, recv);
+  }
+  int done = compute_part(f, MOE_OP_FFN_DGRAD, MOE_STREAM_BWD, l, p, recv, t, t);
+  int grad = done;
+  if (relayed(f)) {
+    recv = transfer(MOE_EDGE_FORWARD_B, f, f, l, p, done, t, t, -1);
+    done = compute(f, MOE_OP_NODE_REDUCE, MOE_STREAM_SEND, l, p.mb, recv, t, t);
+    fake->ops[f][done].edge = MOE_EDGE_FORWARD_B;
+  }
+  recv = transfer(MOE_EDGE_DISPATCH_B, f, a, l, p, done, t, t, -1);
+  int w = compute_part(f, MOE_OP_FFN_WGRAD, MOE_STREAM_BWD, l, p, -1, t, t);
+  wait_for(&fake->ops[f][w], grad);
+  return recv;
 }
 
 static void backward(int l, int mb)
 {
-  int a = att_group[l], f = ffn_group[l], s = slot_of(l, mb);
-  int recv = coming[l][mb];
-  if (relayed(l)) {
-    recv = transfer(MOE_EDGE_GATHER_B, f, f, l, mb, -1, s, -1, recv);
+  int a = fake_att(mb, l), s = slot_of(l, mb);
+  int recv[MAX_CHUNKS];
+  for (int c = fake->layout.chunks - 1; c >= 0; c--) { /* in reverse, so that releases are not in chunk order */
+    recv[fake->layout.chunks - 1 - c] = experts_back(l, (Part){mb, c});
   }
-  int done = compute(f, MOE_OP_FFN_DGRAD, MOE_STREAM_BWD, l, mb, recv, s, s);
-  int grad = done;
-  if (relayed(l)) {
-    recv = transfer(MOE_EDGE_FORWARD_B, f, f, l, mb, done, s, s, -1);
-    done = compute(f, MOE_OP_NODE_REDUCE, MOE_STREAM_SEND, l, mb, recv, s, s);
-    ops[f][done].edge = MOE_EDGE_FORWARD_B;
-  }
-  recv = transfer(MOE_EDGE_DISPATCH_B, f, a, l, mb, done, s, s, -1);
-  int w = compute(f, MOE_OP_FFN_WGRAD, MOE_STREAM_BWD, l, mb, -1, s, s);
-  wait_for(&ops[f][w], grad);
-  int dgrad = compute(a, MOE_OP_ATT_DGRAD, MOE_STREAM_BWD, l, mb, recv, s, s);
+  int dgrad = compute_all(a, MOE_OP_ATT_DGRAD, MOE_STREAM_BWD, l, mb, recv, fake->layout.chunks, s, s);
   if (l > 0) {
-    coming[l - 1][mb] = transfer(MOE_EDGE_COMBINE_B, a, ffn_group[l - 1], l - 1, mb, dgrad, s, s, -1);
+    input_gradient(a, l - 1, mb, dgrad, s);
   } else {
     compute(a, MOE_OP_EMBED_WGRAD, MOE_STREAM_BWD, 0, mb, -1, s, s);
   }
   compute(a, MOE_OP_ATT_WGRAD, MOE_STREAM_BWD, l, mb, -1, s, s);
 }
 
-static int holding(int g, MoeBucketKind kind, int layer)
+static int holding_on(int way, int g, MoeBucketKind kind, int layer)
 {
-  int head = att_group[fake_layout.layers];
+  const int16_t *att = fake->att_group + way * (fake->layout.layers + 1);
+  const int16_t *ffn = fake->ffn_group + way * fake->layout.layers;
   switch (kind) {
   case MOE_BUCKET_EMBED:
-    return g == att_group[0];
+    return g == att[0];
   case MOE_BUCKET_ATT:
-    return g == att_group[layer];
+    return g == att[layer];
   case MOE_BUCKET_GAIN:
-    return g == att_group[layer] || g == ffn_group[layer];
+    return g == att[layer] || g == ffn[layer];
   case MOE_BUCKET_EXPERTS:
-    return g == ffn_group[layer];
+    return g == ffn[layer];
   default:
-    return g == head;
+    return g == att[fake->layout.layers];
   }
+}
+
+static int holding(int g, MoeBucketKind kind, int layer)
+{
+  return holding_on(0, g, kind, layer) || (fake->layout.ways > 1 && holding_on(1, g, kind, layer));
 }
 
 /* One exchange of a bucket: every holder sends, then every holder receives, then `then` runs. */
 static void exchange(MoeEdge edge, MoeBucketKind kind, int layer, MoeOpKind then, const int *after)
 {
-  int slots = kind == MOE_BUCKET_GAIN ? fake_layout.layers : 2;
-  int slot = kind == MOE_BUCKET_GAIN ? layer : layer % 2;
-  for (int g = 0; g < fake_made.n_groups; g++) {
+  bool spans = kind == MOE_BUCKET_GAIN || fake->layout.ways > 1; /* groups that meet on some layers only */
+  int slots = spans ? fake->layout.layers : 2;
+  int slot = spans ? layer : layer % 2;
+  for (int g = 0; g < fake->made.n_groups; g++) {
     if (!holding(g, kind, layer)) {
       continue;
     }
     int s = message(MOE_OP_SEND, edge, g, -1, layer, -1, slots, slot, (int)kind);
-    wait_for(&ops[g][s], after[g]);
+    wait_for(&fake->ops[g][s], after[g]);
     int recv = message(MOE_OP_RECV, edge, g, -1, layer, -1, slots, slot, (int)kind);
     int done = compute(g, then, MOE_STREAM_BWD, layer, -1, recv, -1, -1);
-    ops[g][done].bucket = (uint8_t)kind;
+    fake->ops[g][done].bucket = (uint8_t)kind;
   }
 }
 
 static void in_bucket_order(bool optimizer, const int *down)
 {
   static const MoeBucketKind of_layer[] = {MOE_BUCKET_EXPERTS, MOE_BUCKET_GAIN, MOE_BUCKET_ATT};
-  int last = 3 * fake_layout.layers + 1;
+  int last = 3 * fake->layout.layers + 1;
   for (int i = 0; i <= last; i++) {
     MoeBucketKind kind = i == 0 ? MOE_BUCKET_HEAD : i == last ? MOE_BUCKET_EMBED : of_layer[(i - 1) % 3];
-    int layer = i == 0 || i == last ? 0 : fake_layout.layers - 1 - (i - 1) / 3;
-    int after[MAX_GROUPS];
-    for (int g = 0; g < fake_made.n_groups; g++) {
+    int layer = i == 0 || i == last ? 0 : fake->layout.layers - 1 - (i - 1) / 3;
+    int after[FAKE_GROUPS];
+    for (int g = 0; g < fake->made.n_groups; g++) {
       after[g] = -1;
-      for (int k = groups[g].n_ops - 1; k >= 0 && after[g] < 0; k--) { /* the last compute op so far */
-        if (ops[g][k].kind != MOE_OP_SEND && ops[g][k].kind != MOE_OP_RECV) {
+      for (int k = fake->groups[g].n_ops - 1; k >= 0 && after[g] < 0; k--) { /* the last compute op so far */
+        if (fake->ops[g][k].kind != MOE_OP_SEND && fake->ops[g][k].kind != MOE_OP_RECV) {
           after[g] = k;
         }
       }
@@ -287,52 +366,52 @@ static void in_bucket_order(bool optimizer, const int *down)
 
 static void tail(void)
 {
-  int down[MAX_GROUPS];
+  int down[FAKE_GROUPS];
   in_bucket_order(false, NULL);
-  for (int g = 0; g < fake_made.n_groups; g++) {
-    int last = groups[g].n_ops - 1;
+  for (int g = 0; g < fake->made.n_groups; g++) {
+    int last = fake->groups[g].n_ops - 1;
     int s = message(MOE_OP_SEND, MOE_EDGE_SCALARS_UP, g, -1, -1, -1, 1, 0, MOE_BUCKET_NONE);
-    wait_for(&ops[g][s], last);
+    wait_for(&fake->ops[g][s], last);
   }
   int up = message(MOE_OP_RECV, MOE_EDGE_SCALARS_UP, 0, -1, -1, -1, 1, 0, MOE_BUCKET_NONE);
   int sum = compute(0, MOE_OP_SCALARS, MOE_STREAM_BWD, -1, -1, up, -1, -1);
   int s = message(MOE_OP_SEND, MOE_EDGE_SCALARS_DOWN, 0, -1, -1, -1, 1, 0, MOE_BUCKET_NONE);
-  wait_for(&ops[0][s], sum);
-  for (int g = 0; g < fake_made.n_groups; g++) {
+  wait_for(&fake->ops[0][s], sum);
+  for (int g = 0; g < fake->made.n_groups; g++) {
     down[g] = message(MOE_OP_RECV, MOE_EDGE_SCALARS_DOWN, g, -1, -1, -1, 1, 0, MOE_BUCKET_NONE);
   }
-  int after_sum = groups[0].n_ops;
+  int after_sum = fake->groups[0].n_ops;
   in_bucket_order(true, down);
-  for (int i = after_sum; i < groups[0].n_ops; i++) {
-    if (ops[0][i].kind == MOE_OP_OPTIMIZER) {
-      wait_for(&ops[0][i], sum);
+  for (int i = after_sum; i < fake->groups[0].n_ops; i++) {
+    if (fake->ops[0][i].kind == MOE_OP_OPTIMIZER) {
+      wait_for(&fake->ops[0][i], sum);
     }
   }
 }
 
 static void add_param(MoeBucket *b, const char *text, int layer, int64_t rows, int64_t cols)
 {
-  MoeParam *p = &params[fake_made.n_params];
-  snprintf(param_names[fake_made.n_params], sizeof param_names[0], "%s.%d.%d", text, layer, fake_made.n_params);
-  *p = (MoeParam){param_names[fake_made.n_params], b->elems, (int32_t)rows, (int32_t)cols, 0.0f, cols > 0};
+  MoeParam *p = &params[fake->made.n_params];
+  snprintf(param_names[fake->made.n_params], sizeof param_names[0], "%s.%d.%d", text, layer, fake->made.n_params);
+  *p = (MoeParam){param_names[fake->made.n_params], b->elems, (int32_t)rows, (int32_t)cols, 0.0f, cols > 0};
   b->elems += rows * (cols > 0 ? cols : 1);
   b->n_params++;
-  fake_made.n_params++;
+  fake->made.n_params++;
 }
 
 /* member < 0: all ranks of the holding groups. */
 static void add_bucket(MoeBucketKind kind, int layer, int member)
 {
-  MoeBucket *b = &buckets[fake_made.n_buckets++];
+  MoeBucket *b = &buckets[fake->made.n_buckets++];
   *b = (MoeBucket){.kind = (uint8_t)kind,
                    .layer = (int16_t)layer,
                    .first_holder = n_holders_used,
-                   .first_param = fake_made.n_params};
-  for (int q = 0; q < fake_made.replicas; q++) {
-    for (int g = 0; g < fake_made.n_groups; g++) {
-      for (int r = 0; holding(g, kind, layer) && r < groups[g].n_ranks; r++) {
+                   .first_param = fake->made.n_params};
+  for (int q = 0; q < fake->made.replicas; q++) {
+    for (int g = 0; g < fake->made.n_groups; g++) {
+      for (int r = 0; holding(g, kind, layer) && r < fake->groups[g].n_ranks; r++) {
         if (member < 0 || member == r) {
-          holders[n_holders_used++] = q * fake_made.replica_ranks + groups[g].first_rank + r;
+          holders[n_holders_used++] = q * fake->made.replica_ranks + fake->groups[g].first_rank + r;
           b->n_holders++;
         }
       }
@@ -344,7 +423,7 @@ static void add_bucket(MoeBucketKind kind, int layer, int member)
 
 static void make_buckets(void)
 {
-  const FakeLayout *l = &fake_layout;
+  const FakeLayout *l = &fake->layout;
   add_bucket(MOE_BUCKET_EMBED, 0, -1);
   for (int i = 0; i < l->layers; i++) {
     add_bucket(MOE_BUCKET_ATT, i, -1);
@@ -353,7 +432,7 @@ static void make_buckets(void)
     add_bucket(MOE_BUCKET_GAIN, i, -1);
   }
   for (int i = 0; i < l->layers; i++) {
-    for (int r = 0; r < groups[ffn_group[i]].n_ranks; r++) {
+    for (int r = 0; r < fake->groups[fake->ffn_group[i]].n_ranks; r++) {
       add_bucket(MOE_BUCKET_EXPERTS, i, r);
     }
   }
@@ -362,92 +441,109 @@ static void make_buckets(void)
 
 double fake_gradient(MoeBucketKind kind, int layer)
 {
-  const FakeLayout *l = &fake_layout;
-  int att = groups[att_group[layer]].n_ranks, ffn = groups[ffn_group[layer]].n_ranks;
-  int head = groups[att_group[l->layers]].n_ranks;
+  const FakeLayout *l = &fake->layout;
+  int att = fake->groups[fake->att_group[layer]].n_ranks,
+      ffn = fake->groups[fake->ffn_group[layer]].n_ranks * l->chunks;
+  int head = fake->groups[fake->att_group[l->layers]].n_ranks;
   int adders = kind == MOE_BUCKET_GAIN      ? att + ffn
-               : kind == MOE_BUCKET_EXPERTS ? 1
+               : kind == MOE_BUCKET_EXPERTS ? l->chunks
                : kind == MOE_BUCKET_HEAD    ? head
-               : kind == MOE_BUCKET_EMBED   ? groups[att_group[0]].n_ranks
+               : kind == MOE_BUCKET_EMBED   ? fake->groups[fake->att_group[0]].n_ranks
                                             : att;
   return (double)adders * l->mbs * l->replicas;
 }
 
+static void make_maps(void)
+{
+  const FakeLayout *l = &fake->layout;
+  for (int way = 0; way < l->ways; way++) {
+    int16_t *att = fake->att_group + way * (l->layers + 1), *ffn = fake->ffn_group + way * l->layers;
+    int16_t *combine = fake->combine_group + way * l->layers;
+    for (int i = 0; i <= l->layers; i++) {
+      att[i] = (int16_t)(way ? l->pa - 1 - i % l->pa : i % l->pa);
+    }
+    for (int i = 0; i < l->layers; i++) {
+      ffn[i] = l->colocated ? att[i] : (int16_t)(l->pa + (way ? l->pf - 1 - i % l->pf : i % l->pf));
+      combine[i] = l->join ? att[i] : att[i + 1];
+    }
+  }
+}
+
 static void make_groups(void)
 {
-  const FakeLayout *l = &fake_layout;
+  const FakeLayout *l = &fake->layout;
   int n = l->colocated ? l->pa : l->pa + l->pf;
   int rank = 0;
   for (int g = 0; g < n; g++) {
     bool att = g < l->pa;
     snprintf(names[g], sizeof names[g], "%s%d", l->colocated ? "AF" : att ? "A" : "F", att ? g : g - l->pa);
-    int slots = l->layers * l->mbs + l->mbs;
+    int slots = n_slots();
     int role = l->colocated ? MOE_ROLE_A | MOE_ROLE_F : att ? MOE_ROLE_A : MOE_ROLE_F;
-    groups[g] = (MoeGroup){.name = names[g],
-                           .role = role,
-                           .first_rank = rank,
-                           .n_ranks = att ? l->a : l->f,
-                           .ops = ops[g],
-                           .att_saved = slots,
-                           .att_work = slots,
-                           .ffn_saved = slots,
-                           .ffn_work = slots};
-    rank += groups[g].n_ranks;
+    fake->groups[g] = (MoeGroup){.name = names[g],
+                                 .role = role,
+                                 .first_rank = rank,
+                                 .n_ranks = att ? l->a : l->f,
+                                 .ops = fake->ops[g],
+                                 .att_saved = slots,
+                                 .att_work = 2 * slots, /* the second half: joins */
+                                 .ffn_saved = slots * l->chunks,
+                                 .ffn_work = slots * l->chunks};
+    rank += fake->groups[g].n_ranks;
   }
-  fake_made.n_groups = n;
-  fake_made.replica_ranks = rank;
-  for (int i = 0; i <= l->layers; i++) {
-    att_group[i] = (int16_t)(i % l->pa);
-    if (i < l->layers) {
-      ffn_group[i] = (int16_t)(l->colocated ? i % l->pa : l->pa + i % l->pf);
-    }
-  }
+  fake->made.n_groups = n;
+  fake->made.replica_ranks = rank;
+  make_maps();
 }
 
-const MoeBundle *fake_bundle(const FakeLayout *layout)
+/* Fills `fake`. */
+static void make_shape(const FakeLayout *layout, int number)
 {
-  fake_layout = *layout;
+  fake->layout = *layout;
   memset(uses, 0, sizeof uses);
-  n_holders_used = 0;
-  fake_made = (MoeBundle){.spec = "none",
-                          .model = "fake",
-                          .system = "fake",
-                          .replicas = layout->replicas,
-                          .ranks_per_node = layout->rpn,
-                          .groups = groups,
-                          .n_layers = layout->layers,
-                          .att_group = att_group,
-                          .ffn_group = ffn_group,
-                          .chans = chans,
-                          .buckets = buckets,
-                          .holders = holders,
-                          .params = params,
-                          .experts = 8,
-                          .top_k = 1,
-                          .vocab = 256,
-                          .dedup = layout->relay ? MOE_DEDUP_NODE : MOE_DEDUP_RANK,
-                          .seq = layout->seq,
-                          .mb_seqs = layout->seqs,
-                          .micro_batches = layout->mbs,
-                          .global_batch = layout->replicas * (layout->mbs * layout->seqs - layout->short_by),
-                          .seed = 1,
-                          .lr = 1,
-                          .beta1 = 0.9,
-                          .beta2 = 0.95,
-                          .eps = 1e-8,
-                          .stop_on_nan = layout->stop_on_nan};
+  snprintf(fake->name, sizeof fake->name, "s%d", number);
+  fake->made = (MoeBundle){.shape = fake->name,
+                           .spec = "none",
+                           .model = "fake",
+                           .system = "fake",
+                           .replicas = layout->replicas,
+                           .ranks_per_node = layout->rpn,
+                           .groups = fake->groups,
+                           .n_layers = layout->layers,
+                           .ways = layout->ways,
+                           .att_group = fake->att_group,
+                           .combine_group = fake->combine_group,
+                           .chunks = layout->chunks,
+                           .ffn_group = fake->ffn_group,
+                           .chans = fake->chans,
+                           .buckets = buckets,
+                           .holders = holders,
+                           .params = params,
+                           .experts = 8,
+                           .top_k = 1,
+                           .vocab = 256,
+                           .dedup = layout->relay ? MOE_DEDUP_NODE : MOE_DEDUP_RANK,
+                           .seq = layout->seq,
+                           .mb_seqs = layout->seqs,
+                           .micro_batches = layout->mbs,
+                           .global_batch = layout->replicas * (layout->mbs * layout->seqs - layout->short_by),
+                           .seed = 1,
+                           .lr = 1,
+                           .beta1 = 0.9,
+                           .beta2 = 0.95,
+                           .eps = 1e-8,
+                           .stop_on_nan = layout->stop_on_nan};
   make_groups();
   for (int l = 0; l < layout->layers; l++) {
     for (int mb = 0; mb < layout->mbs; mb++) {
       forward(l, mb);
     }
   }
-  int head = att_group[layout->layers];
+  int last = layout->layers;
   for (int mb = 0; mb < layout->mbs; mb++) {
-    int s = slot_of(layout->layers, mb);
-    int done = compute(head, MOE_OP_HEAD, MOE_STREAM_FWD, layout->layers, mb, coming[layout->layers][mb], s, s);
-    int f = ffn_group[layout->layers - 1];
-    coming[layout->layers - 1][mb] = transfer(MOE_EDGE_COMBINE_B, head, f, layout->layers - 1, mb, done, s, s, -1);
+    int s = slot_of(last, mb), head = fake_att(mb, last);
+    const Coming *in = &coming[last][mb];
+    int done = compute_all(head, MOE_OP_HEAD, MOE_STREAM_FWD, last, mb, in->recv, in->n, s, s);
+    input_gradient(head, last - 1, mb, done, s);
   }
   for (int l = layout->layers - 1; l >= 0; l--) {
     for (int mb = 0; mb < layout->mbs; mb++) {
@@ -455,6 +551,23 @@ const MoeBundle *fake_bundle(const FakeLayout *layout)
     }
   }
   tail();
-  make_buckets();
-  return &fake_made;
+}
+
+const MoeBundle *fake_bundle(const FakeLayout *layouts, int n)
+{
+  fake_n_shapes = n;
+  for (int i = 0; i < n; i++) {
+    fake = &fake_shapes[i];
+    make_shape(&layouts[i], i);
+    if (i == 0) {
+      n_holders_used = 0;
+      make_buckets();
+    } else {
+      fake->made.n_buckets = fake_shapes[0].made.n_buckets;
+      fake->made.n_params = fake_shapes[0].made.n_params;
+      fake_shapes[i - 1].made.next = &fake->made;
+    }
+  }
+  fake = &fake_shapes[0];
+  return &fake->made;
 }

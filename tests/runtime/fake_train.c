@@ -8,11 +8,12 @@
 
 int main(int argc, char **argv)
 {
-  FakeLayout layout;
+  FakeLayout layouts[FAKE_SHAPES];
   const char *text = getenv("FAKE");
-  if (!fake_parse(&layout, text != NULL ? text : "")) {
+  int n = fake_parse(layouts, text != NULL ? text : "");
+  if (n == 0) {
     fprintf(stderr, "FAKE=%s is not a layout\n", text);
     return 2;
   }
-  return moe_train(fake_bundle(&layout), &fake_kernels, argc, argv);
+  return moe_train(fake_bundle(layouts, n), &fake_kernels, argc, argv);
 }

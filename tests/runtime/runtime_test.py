@@ -35,6 +35,27 @@ LAYOUTS = [
     "a=1 colocated=1",
     "a=3 f=2 mbs=4 seqs=3 short=2 layers=3 pa=2 pf=3",
     "a=2 f=1 seqs=1 mbs=2",
+    "a=2 colocated=1 pa=2 layers=4 join=1",
+    "a=1 colocated=1 pa=3 layers=5 join=1 mbs=4 seqs=1",
+    "a=3 f=2 join=1 pa=2 layers=3 seqs=4 short=1",
+    "a=2 f=4 join=1 rpn=2 relay=1 layers=3 pa=2",
+    "a=2 colocated=1 pa=2 layers=4 join=1 ways=2 mbs=4",
+    "a=1 colocated=1 pa=4 layers=6 join=1 ways=2 mbs=5 seqs=1 replicas=2",
+    "a=2 f=2 pa=2 pf=2 layers=4 ways=2 mbs=3 seqs=3 short=2",
+    "a=2 colocated=1 chunks=2",
+    "a=2 f=3 chunks=4 seq=7 seqs=3",
+    "a=2 colocated=1 pa=2 layers=4 join=1 chunks=3 seq=2 mbs=3",
+    "a=2 colocated=1 pa=2 layers=4 join=1 ways=2 chunks=2 mbs=4 seqs=3 short=2 replicas=2",
+]
+
+
+# Programs with several shapes. `turn`: steps in a row, as in --shapes.
+SHAPES = [
+    "a=2 f=2; seq=5 mbs=3",
+    "a=2 f=4 rpn=2 relay=1 layers=3 pa=2 turn=2; seq=3 mbs=1 seqs=4; seq=13 mbs=4 turn=3 short=1",
+    "a=2 f=2 replicas=2 pa=2 pf=2 layers=4; seq=9 mbs=1 seqs=3 turn=2",
+    "a=2 colocated=1 pa=2 layers=4 join=1 ways=2 mbs=4; seq=2 mbs=5 seqs=3 short=2",
+    "a=2 f=3 chunks=2; seq=7 chunks=4 mbs=3; seq=3 chunks=1",
 ]
 
 
@@ -116,6 +137,63 @@ def case_layouts():
     layouts(MOE_TEST_SERIAL="1")
 
 
+def turns_of(layout):
+    found = [re.search(r"turn=(\d)", shape) for shape in layout.split(";")]
+    first = found[0].group(1) if found[0] else "1"
+    return [int(f.group(1) if f else first) for f in found]
+
+
+def case_shapes():
+    """Switching shapes between steps: weights, slots and messages stay right, with every test switch; and each alone."""
+    for layout in SHAPES:
+        turns = turns_of(layout)
+        words = ",".join(f"s{i}:{n}" for i, n in enumerate(turns))
+        order = [f"s{i}" for i, n in enumerate(turns) for _ in range(n)]
+        steps = 2 * len(order) + 1
+        for more in ({}, dict(MOE_POISON="1"), dict(MOE_TEST_SERIAL="1"), dict(MOE_TEST_SYNC_SEND="1"),
+                     dict(MOE_TEST_DELAY="300,3"), dict(args=("--link", "100MB/s", "--compute-scale", "2"))):
+            args = more.pop("args", ())
+            code, err = train(layout, "--data", DATA, "--holdout", "0", "--steps", str(steps), "--shapes", words, "--log",
+                              "l.jsonl", *args, **more)
+            sanitizers(err)
+            check(code == 0, f"{layout}: exit code {code}\n{err}")
+            rows = [json.loads(line) for line in open("l.jsonl")]
+            check([r["shape"] for r in rows] == (3 * order)[:steps], f"{layout}: {rows}")
+            check(all(r["loss"] == 1 for r in rows), f"{layout}: {rows}")
+        for i in range(len(turns)):  # weights are checked against the turns: of the others none
+            alone = "; ".join(f"{shape} turn={int(k == i)}" for k, shape in enumerate(layout.split(";")))
+            code, err = train(alone, "--data", DATA, "--holdout", "0", "--steps", "3", "--shape", f"s{i}")
+            check(code == 0 and re.search(rf"step 3/3  s{i}  loss 1\.0000", err), f"{alone}: exit code {code}\n{err}")
+    batches = []
+    for turns, steps in (("s1:1", 2), ("s0:2,s1:1", 6)):  # the second step of s1, either way
+        layout = SHAPES[0].replace("f=2", f"f=2 turn={0 if steps == 2 else 2}") + " turn=1"
+        code, err = train(layout, "--data", DATA, "--holdout", "0", "--steps", str(steps), "--shapes", turns, "--dump-batch",
+                          "b.bin", "--trace", "t.json")
+        check(code == 0, err)
+        batches.append(open("b.bin", "rb").read())
+        events = [e for e in json.load(open("t.json"))["traceEvents"] if e["ph"] == "X"]
+        check(max(e["args"]["mb"] for e in events) == 2, "the trace is not that of the shape with three micro-batches")
+    check(batches[0] == batches[1] and len(batches[0]) == 3 * 2 * 6 * 4, "a shape's batches depend on the others")
+
+
+def case_shape_flags():
+    for args, pattern in ((("--shape", "s2"), "no shape s2; it has: s0, s1"), (("--shapes", "s0:1,x:2"), "no shape x"),
+                          (("--shapes", "s0:0"), "number of steps after s0:"), (("--shapes", "s0:"), "number of steps"),
+                          (("--shapes", "s0:1,"), "no shape ;"), (("--shapes", "s0:1x"), "number of steps"),
+                          (("--shapes", ""), "no shape ;"), (("--shape", "s0", "--shapes", "s1"), "choose one")):
+        code, err = train(SHAPES[0], "--data", DATA, "--steps", "1", *args)
+        check(code == 2 and len(errors_of(err)) == 1 and pattern in err, f"{args}: {code} {err}")
+    code, err = train("a=2 f=2 fail=9; seq=5 mbs=3 fail=2", "--data", DATA, "--holdout", "0", "--steps", "6", "--shapes",
+                      "s0,s1")
+    check(code == 1 and "in step 4, running FFN_FWD" in err, err)
+    code, err = train(SHAPES[0], "--plan")
+    check(code == 0, err)
+    code, err = train("a=2 f=2 turn=0; seq=5 mbs=3 turn=1", "--data", DATA, "--holdout", "0.5", "--steps", "1", "--log",
+                      "l.jsonl", "--shape", "s1")
+    rows = [json.loads(line) for line in open("l.jsonl")]
+    check(code == 0 and [r["shape"] for r in rows] == ["s1", "s1"] and "eval_loss" in rows[1], err)
+
+
 def case_sync_send():
     layouts(MOE_TEST_SYNC_SEND="1")
 
@@ -191,7 +269,7 @@ def case_faults():
 
     one("a=2 f=1 exit=2", r"rank 2 \(FFN group F0", r"exit code 0", r"in step 2", r"FFN_FWD layer 0 micro-batch 0")
     one("a=2 f=2 fail=3", r"rank [23] \(FFN group F0", r"in step 3, running FFN_FWD layer 0 micro-batch 0: more rows")
-    one("a=2 f=2 wrong=2", r"rank [23] \(", r"RECV DISPATCH layer 0 micro-batch 0", r"stamped 01000010.*expects 01000000")
+    one("a=2 f=2 wrong=2", r"rank [23] \(", r"RECV DISPATCH layer 0 micro-batch 0", r"stamped 08000010.*expects 08000000")
     one("a=2 f=2 nan=2 stop=1", r"step 2: loss nan")
 
 

@@ -35,15 +35,19 @@ static void send_all(const MoeLink *link)
   for (uint64_t i = 0; i < MESSAGES; i++) {
     uint32_t slot = (uint32_t)(i % SLOTS);
     uint64_t generation = i / SLOTS + 1;
+    int64_t free_ns;
     for (;;) {
       uint32_t seen = moe_bell_read(link->src_bell);
-      if (link->transport->acquire(link, slot, generation)) {
+      if (link->transport->acquire(link, slot, generation, &free_ns)) {
         break;
       }
       moe_bell_wait(link->src_bell, seen, moe_now_ns() + 10000000000);
     }
     memset(link->transport->slot(link, slot), (int)(i & 0xff), BYTES);
-    (void)link->transport->put(link, slot, generation, BYTES, (int64_t)i);
+    if (free_ns != (i < SLOTS ? 0 : (int64_t)(i - SLOTS) * 3)) {
+      return;
+    }
+    (void)link->transport->put(link, slot, generation, BYTES, (MoeSpan){(int64_t)i, (int64_t)i * 2});
   }
 }
 
@@ -53,21 +57,21 @@ static int64_t receive_all(const MoeLink *link)
   for (uint64_t i = 0; i < MESSAGES; i++) {
     uint32_t slot = (uint32_t)(i % SLOTS);
     uint64_t generation = i / SLOTS + 1;
-    int64_t number;
+    MoeSpan span;
     for (;;) {
       uint32_t seen = moe_bell_read(link->dst_bell);
-      if (link->transport->arrived(link, slot, generation, &number)) {
+      if (link->transport->arrived(link, slot, generation, &span)) {
         break;
       }
       moe_bell_wait(link->dst_bell, seen, moe_now_ns() + 10000000000);
     }
     const uint8_t *data = link->transport->data(link, slot);
     for (int k = 0; k < BYTES; k++) {
-      if (data[k] != (i & 0xff) || number != (int64_t)i) {
+      if (data[k] != (i & 0xff) || span.start_ns != (int64_t)i || span.arrival_ns != (int64_t)i * 2) {
         return (int64_t)i;
       }
     }
-    link->transport->release(link, slot, generation);
+    link->transport->release(link, slot, generation, (int64_t)i * 3);
   }
   return -1;
 }

@@ -1,5 +1,7 @@
 #include "tests/sched/mkplan.h"
 
+#include "runtime/moe_layout.h"
+
 void mk_spec(const MkPlan *mk, Spec *spec)
 {
   *spec = (Spec){.path = "test", .hash = 1};
@@ -18,6 +20,8 @@ void mk_spec(const MkPlan *mk, Spec *spec)
   m->moe.hidden = 1536;
   m->moe.groups = m->moe.top_groups = 1;
   m->moe.router_scale = 1;
+  m->dense.layers = mk->dense;
+  m->dense.hidden = 12288;
   ClusterSpec *c = &spec->cluster;
   c->name = "lab";
   c->nodes = 16;
@@ -41,27 +45,68 @@ void mk_spec(const MkPlan *mk, Spec *spec)
 static int ranks_of(const int *list, int g)
 {
   int n = 1;
-  for (int i = 0; i <= g; i++) {
+  for (int i = 0; i <= g && i < MK_MAX_GROUPS; i++) {
     n = list[i] ? list[i] : n;
   }
   return n;
 }
 
+/* Layer by layer to the next group of its side. */
+static void map_in_turn(Arena *arena, const MkPlan *mk, Plan *plan)
+{
+  size_t layers = (size_t)mk->layers;
+  plan->ways = plan->chunks = 1;
+  plan->att_group = arena_new_array(arena, int, layers + 1);
+  plan->ffn_group = arena_new_array(arena, int, layers);
+  plan->combine_group = plan->att_group + 1;
+  for (int layer = 0; layer <= mk->layers; layer++) {
+    plan->att_group[layer] = layer % mk->p_att;
+    if (layer < mk->layers) {
+      bool both = mk->colocated || layer < mk->dense;
+      plan->ffn_group[layer] = both ? layer % mk->p_att : mk->p_att + (layer - mk->dense) % mk->p_ffn;
+    }
+  }
+}
+
+/* Runs of layers to the pipeline ranks, in both directions where the system has two. */
+static void map_stages(Arena *arena, const MkPlan *mk, Plan *plan)
+{
+  int p = mk->p_att, v = mk->virtual_stages ? mk->virtual_stages : 1, layers = mk->layers;
+  plan->ways = mk->system == SYSTEM_DUALPIPE ? 2 : 1;
+  plan->chunks = mk->chunks ? mk->chunks : 1;
+  plan->mb_group = mk->mb_group;
+  plan->n_stages = mk->system == SYSTEM_DUALPIPE ? p : mk->system == SYSTEM_DUALPIPEV ? 2 * p : p * v;
+  plan->att_group = arena_new_array(arena, int, (size_t)(plan->ways * (layers + 1)));
+  plan->ffn_group = arena_new_array(arena, int, (size_t)(plan->ways * layers));
+  plan->combine_group = plan->ffn_group;
+  for (int way = 0; way < plan->ways; way++) {
+    for (int layer = 0; layer <= layers; layer++) {
+      int at = layer < layers ? layer : layers - 1;
+      int group = plan_stage_group(plan, way, (int)moe_part_of(layers, plan->n_stages, at));
+      plan->att_group[way * (layers + 1) + layer] = group;
+      if (layer < layers) {
+        plan->ffn_group[way * layers + layer] = group;
+      }
+    }
+  }
+}
+
 void mk_plan(Arena *arena, const MkPlan *mk, const Spec *spec, Plan *plan)
 {
-  *plan = (Plan){.system = "af_pipe", .placement = mk->colocated ? "colocated" : "separate"};
+  bool origin = plan_system_colocated(mk->system), both = origin || mk->colocated;
+  *plan = (Plan){.system = mk->system, .placement = both ? "colocated" : "separate"};
   int seqs = mk->seqs ? mk->seqs : 1, most = 0;
   plan->replicas = mk->replicas ? mk->replicas : 1;
   plan->p_att = mk->p_att;
-  plan->p_ffn = mk->colocated ? mk->p_att : mk->p_ffn;
+  plan->p_ffn = both ? mk->p_att : mk->p_ffn;
   plan->ranks_per_node = mk->ranks_per_node ? mk->ranks_per_node : 8;
-  plan->n_groups = mk->colocated ? mk->p_att : mk->p_att + mk->p_ffn;
+  plan->n_groups = both ? mk->p_att : mk->p_att + mk->p_ffn;
   plan->groups = arena_new_array(arena, PlanGroup, (size_t)plan->n_groups);
   for (int g = 0; g < plan->n_groups; g++) {
     PlanGroup *group = &plan->groups[g];
     bool att = g < mk->p_att;
     group->id = g;
-    group->role = mk->colocated ? PLAN_A | PLAN_F : att ? PLAN_A : PLAN_F;
+    group->role = both ? PLAN_A | PLAN_F : att ? PLAN_A : PLAN_F;
     group->index = att ? g : g - mk->p_att;
     group->first_rank = plan->replica_ranks;
     group->n_ranks = att ? ranks_of(mk->m, g) : ranks_of(mk->n, g - mk->p_att);
@@ -74,13 +119,10 @@ void mk_plan(Arena *arena, const MkPlan *mk, const Spec *spec, Plan *plan)
   for (int i = 0; i < plan->n_nics; i++) {
     plan->nic_ranks[i] = i;
   }
-  plan->att_group = arena_new_array(arena, int, (size_t)mk->layers + 1);
-  plan->ffn_group = arena_new_array(arena, int, (size_t)mk->layers);
-  for (int layer = 0; layer <= mk->layers; layer++) {
-    plan->att_group[layer] = layer % mk->p_att;
-    if (layer < mk->layers) {
-      plan->ffn_group[layer] = mk->colocated ? layer % mk->p_att : mk->p_att + layer % mk->p_ffn;
-    }
+  if (origin) {
+    map_stages(arena, mk, plan);
+  } else {
+    map_in_turn(arena, mk, plan);
   }
   plan->dedup = mk->node ? DEDUP_NODE : DEDUP_RANK;
   plan->mb_seqs = seqs * most;

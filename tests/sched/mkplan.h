@@ -21,6 +21,12 @@ typedef struct MkPlan {
   int seqs;  /* per attention rank; 0: 1 */
   int seq;   /* positions; 0: 4096 */
   int vocab; /* 0: 151936 */
+  int dense; /* first layers without experts */
+  /* A colocated system: p_att pipeline ranks with m[] ranks each, sums go back to their origin. 0: af_pipe. */
+  SystemKind system;
+  int virtual_stages; /* 0: 1 */
+  int chunks;         /* 0: 1 */
+  int mb_group;
 } MkPlan;
 
 /* A model of Qwen3-235B's layers on H800 nodes, cut to the wanted number of layers. */

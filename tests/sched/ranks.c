@@ -54,19 +54,29 @@ static void link_nodes(Arena *arena, Ranks *r, int from, int to)
 static bool holds(const Ranks *r, int rank, const MoeOp *op, int index)
 {
   const Plan *plan = r->plan;
-  int g = group_of(r, rank), local = rank % plan->replica_ranks;
-  switch (op->bucket) {
-  case MOE_BUCKET_EMBED:
-    return g == plan->att_group[0] || (r->spec->model.tied && g == plan->att_group[r->spec->model.layers]);
-  case MOE_BUCKET_HEAD:
-    return g == plan->att_group[r->spec->model.layers];
-  case MOE_BUCKET_ATT:
-    return g == plan->att_group[op->layer];
-  case MOE_BUCKET_GAIN:
-    return g == plan->att_group[op->layer] || g == plan->ffn_group[op->layer];
-  default:
-    return g == plan->ffn_group[op->layer] && local - plan->groups[g].first_rank == index;
+  const Spec *spec = r->spec;
+  int g = group_of(r, rank), local = rank % plan->replica_ranks, head = spec->model.layers;
+  bool held = false;
+  for (int way = 0; way < plan->ways; way++) {
+    switch (op->bucket) {
+    case MOE_BUCKET_EMBED:
+      held |= g == plan_att(spec, plan, way, 0) || (spec->model.tied && g == plan_att(spec, plan, way, head));
+      break;
+    case MOE_BUCKET_HEAD:
+      held |= g == plan_att(spec, plan, way, head);
+      break;
+    case MOE_BUCKET_ATT:
+      held |= g == plan_att(spec, plan, way, op->layer);
+      break;
+    case MOE_BUCKET_GAIN:
+      held |= g == plan_att(spec, plan, way, op->layer) || g == plan_ffn(spec, plan, way, op->layer);
+      break;
+    default:
+      held |= g == plan_ffn(spec, plan, way, op->layer) && local - plan->groups[g].first_rank == index;
+      break;
+    }
   }
+  return held;
 }
 
 /* Does the message row of `rank` have a message to or from `peer`? */
@@ -103,7 +113,7 @@ static bool link_pair(Arena *arena, Ranks *r, int src, int dst)
   while (send < from->n_ops && recv < to->n_ops) {
     const MoeOp *a = &from->ops[send], *b = &to->ops[recv];
     if (a->edge != b->edge || a->layer != b->layer || a->mb != b->mb || a->bucket != b->bucket || a->slot != b->slot ||
-        a->use != b->use) {
+        a->use != b->use || a->chunk != b->chunk) {
       return false;
     }
     int part = r->n_nodes++;

@@ -9,466 +9,8 @@
 
 #include <cmocka.h>
 
-#include "tests/sched/mkplan.h"
+#include "tests/sched/damage.h"
 #include "tests/sched/ranks.h"
-
-typedef struct Case {
-  const char *name;
-  MkPlan mk;
-  Arena *arena;
-  FILE *sink;
-  Spec spec;
-  Plan plan;
-  Schedule good;
-} Case;
-
-static Schedule copy(Arena *arena, const Schedule *s)
-{
-  Schedule c = *s;
-  c.groups = arena_new_array(arena, SchedGroup, (size_t)s->n_groups);
-  c.chans = arena_new_array(arena, MoeChan, (size_t)s->n_chans);
-  memcpy(c.chans, s->chans, (size_t)s->n_chans * sizeof *s->chans);
-  for (int g = 0; g < s->n_groups; g++) {
-    size_t n = (size_t)s->groups[g].n_ops + 1; /* room for one more */
-    c.groups[g] = s->groups[g];
-    c.groups[g].ops = arena_new_array(arena, MoeOp, n);
-    c.groups[g].start_ns = arena_new_array(arena, int64_t, n);
-    c.groups[g].end_ns = arena_new_array(arena, int64_t, n);
-    memcpy(c.groups[g].ops, s->groups[g].ops, (n - 1) * sizeof(MoeOp));
-    memcpy(c.groups[g].start_ns, s->groups[g].start_ns, (n - 1) * sizeof(int64_t));
-    memcpy(c.groups[g].end_ns, s->groups[g].end_ns, (n - 1) * sizeof(int64_t));
-  }
-  return c;
-}
-
-static bool is_compute(const MoeOp *op)
-{
-  return op->stream == MOE_STREAM_FWD || op->stream == MOE_STREAM_BWD;
-}
-
-static bool is_message(const MoeOp *op)
-{
-  return op->kind == MOE_OP_SEND || op->kind == MOE_OP_RECV;
-}
-
-/* Takes row `at` out, or puts a copy of row `at` in front of row `to`; ids in waits and releases move along. */
-static void renumber(SchedGroup *g, int from, int by, int gone)
-{
-  for (int i = 0; i < g->n_ops; i++) {
-    for (int k = 0; k < MOE_MAX_WAITS; k++) {
-      int32_t *ids[] = {&g->ops[i].wait[k], &g->ops[i].release[k]};
-      for (int j = 0; j < 2; j++) {
-        *ids[j] = *ids[j] == gone ? -1 : *ids[j] >= from ? *ids[j] + by : *ids[j];
-      }
-    }
-  }
-}
-
-static void drop_row(SchedGroup *g, int at)
-{
-  size_t n = (size_t)(g->n_ops - at - 1);
-  memmove(&g->ops[at], &g->ops[at + 1], n * sizeof(MoeOp));
-  memmove(&g->start_ns[at], &g->start_ns[at + 1], n * sizeof(int64_t));
-  memmove(&g->end_ns[at], &g->end_ns[at + 1], n * sizeof(int64_t));
-  g->n_ops--;
-  renumber(g, at + 1, -1, at);
-}
-
-static void copy_row(SchedGroup *g, int at)
-{
-  MoeOp op = g->ops[at];
-  renumber(g, at + 1, 1, -2);
-  size_t n = (size_t)(g->n_ops - at);
-  memmove(&g->ops[at + 1], &g->ops[at], n * sizeof(MoeOp));
-  memmove(&g->start_ns[at + 1], &g->start_ns[at], n * sizeof(int64_t));
-  memmove(&g->end_ns[at + 1], &g->end_ns[at], n * sizeof(int64_t));
-  g->n_ops++;
-  g->ops[at + 1] = op;
-  memset(g->ops[at + 1].release, -1, sizeof op.release);
-}
-
-/* Swaps two rows, and what points at them; the times stay where they are. */
-static void swap_rows(SchedGroup *g, int a, int b)
-{
-  MoeOp t = g->ops[a];
-  g->ops[a] = g->ops[b];
-  g->ops[b] = t;
-  for (int i = 0; i < g->n_ops; i++) {
-    for (int k = 0; k < MOE_MAX_WAITS; k++) {
-      int32_t *ids[] = {&g->ops[i].wait[k], &g->ops[i].release[k]};
-      for (int j = 0; j < 2; j++) {
-        *ids[j] = *ids[j] == a ? b : *ids[j] == b ? a : *ids[j];
-      }
-    }
-  }
-}
-
-static int next_like(const SchedGroup *g, int at, bool same_peer)
-{
-  const MoeOp *op = &g->ops[at];
-  for (int i = at + 1; i < g->n_ops; i++) {
-    const MoeOp *other = &g->ops[i];
-    if (other->kind == op->kind && other->mb >= 0 && (!same_peer || other->peer == op->peer)) {
-      return i;
-    }
-  }
-  return -1;
-}
-
-/* Each returns false where this damage cannot be done to this row. */
-typedef bool Damage(const Case *, Schedule *, int g, int at);
-
-static bool drop(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  drop_row(&s->groups[g], at);
-  return true;
-}
-
-static bool duplicate(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  copy_row(&s->groups[g], at);
-  return true;
-}
-
-static bool swap_sends(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  int other = next_like(&s->groups[g], at, true);
-  if (s->groups[g].ops[at].kind != MOE_OP_SEND || s->groups[g].ops[at].mb < 0 || other < 0) {
-    return false;
-  }
-  swap_rows(&s->groups[g], at, other);
-  return true;
-}
-
-static bool swap_recvs(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  int other = next_like(&s->groups[g], at, true);
-  if (s->groups[g].ops[at].kind != MOE_OP_RECV || s->groups[g].ops[at].mb < 0 || other < 0) {
-    return false;
-  }
-  swap_rows(&s->groups[g], at, other);
-  return true;
-}
-
-static bool wrong_slot(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp *op = &s->groups[g].ops[at];
-  op->slot++;
-  return is_message(op);
-}
-
-static bool wrong_use(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp *op = &s->groups[g].ops[at];
-  op->use++;
-  return is_message(op);
-}
-
-/* On both sides alike, so that only the counting shows it. */
-static bool wrong_use_both(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp send = s->groups[g].ops[at];
-  if (send.kind != MOE_OP_SEND || send.mb < 0) {
-    return false;
-  }
-  for (int h = 0; h < s->n_groups; h++) {
-    for (int i = 0; i < s->groups[h].n_ops; i++) {
-      MoeOp *op = &s->groups[h].ops[i];
-      if (is_message(op) && op->edge == send.edge && op->layer == send.layer && op->mb == send.mb) {
-        op->use++;
-      }
-    }
-  }
-  return true;
-}
-
-static bool wrong_chan(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp *op = &s->groups[g].ops[at];
-  op->chan = (int16_t)(op->chan == 0 ? 1 : 0);
-  return is_message(op);
-}
-
-static bool wrong_peer(const Case *c, Schedule *s, int g, int at)
-{
-  MoeOp *op = &s->groups[g].ops[at];
-  op->peer = (int16_t)((op->peer + 1) % c->plan.n_groups);
-  return is_message(op) && op->mb >= 0 && c->plan.n_groups > 1;
-}
-
-static bool wrong_mb(const Case *c, Schedule *s, int g, int at)
-{
-  MoeOp *op = &s->groups[g].ops[at];
-  op->mb = (op->mb + 1) % c->plan.micro_batches;
-  return op->mb >= 0 && c->plan.micro_batches > 1 && s->groups[g].ops[at].mb != c->good.groups[g].ops[at].mb &&
-         c->good.groups[g].ops[at].mb >= 0;
-}
-
-static bool wrong_layer(const Case *c, Schedule *s, int g, int at)
-{
-  MoeOp *op = &s->groups[g].ops[at];
-  op->layer = (int16_t)((op->layer + 1) % (c->spec.model.layers + 1));
-  return op->mb >= 0;
-}
-
-static bool wrong_group(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp op = s->groups[g].ops[at];
-  int to = (g + 1) % s->n_groups;
-  if (op.mb < 0 || s->n_groups < 2) {
-    return false;
-  }
-  drop_row(&s->groups[g], at);
-  int place = 0;
-  while (place < s->groups[to].n_ops && s->groups[to].start_ns[place] < c->good.groups[g].start_ns[at]) {
-    place++;
-  }
-  place -= place == s->groups[to].n_ops;
-  copy_row(&s->groups[to], place);
-  memset(op.wait, -1, sizeof op.wait);
-  memset(op.release, -1, sizeof op.release);
-  s->groups[to].ops[place + 1] = op;
-  return true;
-}
-
-/* Drops wait k. Where other waits and messages imply it, that is no damage: see implied(). */
-static bool drop_wait(Schedule *s, int g, int at, int k)
-{
-  MoeOp *op = &s->groups[g].ops[at];
-  if (op->wait[k] < 0) {
-    return false;
-  }
-  for (int i = k; i < MOE_MAX_WAITS; i++) {
-    op->wait[i] = i + 1 < MOE_MAX_WAITS ? op->wait[i + 1] : -1;
-  }
-  return true;
-}
-
-static bool no_wait_0(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  return drop_wait(s, g, at, 0);
-}
-
-static bool no_wait_1(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  return drop_wait(s, g, at, 1);
-}
-
-static bool no_wait_2(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  return drop_wait(s, g, at, 2);
-}
-
-static bool no_wait_3(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  return drop_wait(s, g, at, 3);
-}
-
-static bool no_release(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp *op = &s->groups[g].ops[at];
-  bool had = op->release[0] >= 0;
-  op->release[0] = -1;
-  return had;
-}
-
-static bool early_release(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  SchedGroup *group = &s->groups[g];
-  MoeOp *op = &group->ops[at];
-  if (op->release[0] < 0 || op->mb < 0) {
-    return false;
-  }
-  for (int i = at - 1; i > op->release[0]; i--) { /* by another op, which waits for it but is not the last to read */
-    if (group->ops[i].kind != MOE_OP_RECV && group->ops[i].mb >= 0 && group->ops[i].wait[2] < 0 &&
-        group->ops[i].release[0] < 0 && is_compute(&group->ops[i])) {
-      group->ops[i].wait[group->ops[i].wait[0] < 0 ? 0 : group->ops[i].wait[1] < 0 ? 1 : 2] = op->release[0];
-      group->ops[i].release[0] = op->release[0];
-      op->release[0] = -1;
-      return true;
-    }
-  }
-  return false;
-}
-
-static bool double_release(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  SchedGroup *group = &s->groups[g];
-  if (group->ops[at].release[0] < 0 || at + 1 >= group->n_ops || group->ops[at + 1].release[1] >= 0) {
-    return false;
-  }
-  group->ops[at + 1].release[1] = group->ops[at].release[0];
-  return true;
-}
-
-static bool wrong_saved(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp *op = &s->groups[g].ops[at];
-  const SchedGroup *group = &s->groups[g];
-  int most = group->att_saved > group->ffn_saved ? group->att_saved : group->ffn_saved;
-  bool has = op->saved >= 0;
-  op->saved = (op->saved + 1) % (most > 1 ? most : 2);
-  return has;
-}
-
-static bool wrong_work(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp *op = &s->groups[g].ops[at];
-  bool has = op->work >= 0;
-  op->work++;
-  return has;
-}
-
-static bool too_few_slots(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  SchedGroup *group = &s->groups[g];
-  int *counts[] = {&group->att_saved, &group->att_work, &group->ffn_saved, &group->ffn_work};
-  bool had = at < 4 && *counts[at] > 0;
-  if (had) {
-    --*counts[at];
-  }
-  return had;
-}
-
-static bool fewer_chan_slots(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  if (g != 0 || at >= s->n_chans) {
-    return false;
-  }
-  s->chans[at].slots--;
-  return true;
-}
-
-/* The next compute op of the same (layer, micro-batch) before its input: they swap places. */
-static bool before_input(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  SchedGroup *group = &s->groups[g];
-  MoeOp *op = &group->ops[at];
-  for (int i = at + 1; i < group->n_ops && is_compute(op) && op->mb >= 0; i++) {
-    const MoeOp *other = &group->ops[i];
-    if (is_compute(other) && other->mb == op->mb && other->layer == op->layer && other->kind != op->kind) {
-      /* weight gradients have an order only with the input gradient they belong to */
-      bool ffn = op->kind == MOE_OP_FFN_WGRAD || other->kind == MOE_OP_FFN_WGRAD;
-      bool bound = ffn ? op->kind == MOE_OP_FFN_DGRAD : op->kind < MOE_OP_FFN_WGRAD;
-      swap_rows(group, at, i);
-      return bound;
-    }
-  }
-  return false;
-}
-
-/* A compute op waits for a message that only comes after it: a deadlock. */
-static bool wait_for_later(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  SchedGroup *group = &s->groups[g];
-  MoeOp *op = &group->ops[at];
-  for (int i = at + 1; i < group->n_ops && is_compute(op) && op->wait[3] < 0; i++) {
-    if (is_compute(&group->ops[i])) {
-      for (int k = 3; k > 0; k--) {
-        op->wait[k] = op->wait[k - 1];
-      }
-      op->wait[0] = i;
-      return true;
-    }
-  }
-  return false;
-}
-
-static bool wait_out_of_range(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  s->groups[g].ops[at].wait[3] = s->groups[g].n_ops;
-  return true;
-}
-
-static bool wrong_stream(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp *op = &s->groups[g].ops[at];
-  op->stream = is_compute(op) ? MOE_STREAM_SEND : MOE_STREAM_FWD;
-  return true;
-}
-
-static bool wrong_bucket(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  MoeOp *op = &s->groups[g].ops[at];
-  bool has = op->bucket < MOE_BUCKET_NONE;
-  op->bucket = (uint8_t)((op->bucket + 1) % MOE_BUCKET_NONE);
-  return has;
-}
-
-static bool unsorted(const Case *c, Schedule *s, int g, int at)
-{
-  (void)c;
-  s->groups[g].start_ns[at] += INT64_C(1) << 50;
-  s->groups[g].end_ns[at] += INT64_C(1) << 50;
-  return at + 1 < s->groups[g].n_ops;
-}
-
-static bool too_many_in_flight(const Case *c, Schedule *s, int g, int at)
-{
-  s->in_flight = c->plan.in_flight + 1;
-  return g == 0 && at == 0;
-}
-
-static const struct {
-  const char *name;
-  Damage *damage;
-} damages[] = {
-    {"drop", drop},
-    {"duplicate", duplicate},
-    {"swap_sends", swap_sends},
-    {"swap_recvs", swap_recvs},
-    {"wrong_slot", wrong_slot},
-    {"wrong_use", wrong_use},
-    {"wrong_use_both", wrong_use_both},
-    {"wrong_chan", wrong_chan},
-    {"wrong_peer", wrong_peer},
-    {"wrong_mb", wrong_mb},
-    {"wrong_layer", wrong_layer},
-    {"wrong_group", wrong_group},
-    {"no_wait_0", no_wait_0},
-    {"no_wait_1", no_wait_1},
-    {"no_wait_2", no_wait_2},
-    {"no_wait_3", no_wait_3},
-    {"no_release", no_release},
-    {"early_release", early_release},
-    {"double_release", double_release},
-    {"wrong_saved", wrong_saved},
-    {"wrong_work", wrong_work},
-    {"too_few_slots", too_few_slots},
-    {"fewer_chan_slots", fewer_chan_slots},
-    {"before_input", before_input},
-    {"wait_for_later", wait_for_later},
-    {"wait_out_of_range", wait_out_of_range},
-    {"wrong_stream", wrong_stream},
-    {"wrong_bucket", wrong_bucket},
-    {"unsorted", unsorted},
-    {"too_many_in_flight", too_many_in_flight},
-};
 
 static Case cases[] = {
     {.name = "plain", .mk = {.layers = 3, .p_att = 2, .p_ffn = 1, .m = {2, 1}, .n = {2}, .micro_batches = 3}},
@@ -486,6 +28,41 @@ static Case cases[] = {
             .in_flight = 2}},
     {.name = "colocated",
      .mk = {.layers = 3, .p_att = 2, .m = {2}, .colocated = true, .tied = true, .replicas = 2, .micro_batches = 3}},
+    {.name = "colocated relays",
+     .mk =
+         {.layers = 2, .p_att = 1, .m = {5}, .colocated = true, .ranks_per_node = 2, .node = true, .micro_batches = 2}},
+    {.name = "dense",
+     .mk = {.layers = 4, .dense = 2, .p_att = 2, .p_ffn = 1, .m = {2, 1}, .n = {2}, .micro_batches = 2}},
+    {.name = "stages",
+     .mk = {.system = SYSTEM_MEGATRON, .layers = 4, .p_att = 2, .virtual_stages = 2, .m = {2}, .micro_batches = 2}},
+    {.name = "dense stages, tied, overlapped",
+     .mk = {.system = SYSTEM_MEGATRON_OVERLAP,
+            .layers = 5,
+            .dense = 1,
+            .p_att = 2,
+            .virtual_stages = 2,
+            .m = {1},
+            .tied = true,
+            .replicas = 2,
+            .micro_batches = 2}},
+    {.name = "relays in stages",
+     .mk = {.system = SYSTEM_MEGATRON,
+            .layers = 2,
+            .p_att = 2,
+            .m = {4},
+            .ranks_per_node = 2,
+            .node = true,
+            .micro_batches = 2}},
+    {.name = "chunks",
+     .mk = {.system = SYSTEM_TUTEL, .layers = 3, .p_att = 2, .m = {2}, .chunks = 2, .micro_batches = 2}},
+    {.name = "four chunks of one stage",
+     .mk = {.system = SYSTEM_TUTEL, .layers = 2, .p_att = 1, .m = {2}, .chunks = 4, .micro_batches = 2}},
+    {.name = "comet", .mk = {.system = SYSTEM_COMET, .layers = 2, .p_att = 2, .m = {2}, .micro_batches = 2}},
+    {.name = "two ways", .mk = {.system = SYSTEM_DUALPIPE, .layers = 4, .p_att = 2, .m = {2}, .micro_batches = 4}},
+    {.name = "two ways, tied, dense",
+     .mk =
+         {.system = SYSTEM_DUALPIPE, .layers = 3, .dense = 1, .p_att = 2, .m = {1}, .tied = true, .micro_batches = 4}},
+    {.name = "folded", .mk = {.system = SYSTEM_DUALPIPEV, .layers = 4, .p_att = 2, .m = {2}, .micro_batches = 4}},
 };
 
 static bool accepted(const Case *c, const Schedule *s)
@@ -496,20 +73,71 @@ static bool accepted(const Case *c, const Schedule *s)
   return ok;
 }
 
-/* The dropped wait is implied: on every rank what it waited for is still over before it begins. */
-static bool implied(const Case *c, const Schedule *s, Damage *damage, int g, int at)
+/* A message may wait for a weight gradient because the system that is modelled lets it go no earlier: nothing that it
+   carries depends on it. */
+static bool held(const Case *c, int g, const MoeOp *op, int k)
 {
-  Damage *const waits[] = {no_wait_0, no_wait_1, no_wait_2, no_wait_3};
-  for (int k = 0; k < MOE_MAX_WAITS; k++) {
-    if (damage == waits[k]) {
+  const MoeOp *on = &c->good.groups[g].ops[op->wait[k]];
+  return op->kind == MOE_OP_SEND && op->mb >= 0 && (on->kind == MOE_OP_FFN_WGRAD || on->kind == MOE_OP_ATT_WGRAD);
+}
+
+/* The dropped wait is implied: on every rank what it waited for is still over before it begins. */
+static bool implied(const Case *c, const Schedule *s, int wait, int g, int at)
+{
+  if (wait < 0) {
+    return false;
+  }
+  const MoeOp *op = &c->good.groups[g].ops[at];
+  Arena *arena = arena_new();
+  const Ranks *ranks = ranks_new(arena, &c->spec, &c->plan, s);
+  bool before = held(c, g, op, wait) || (ranks && ranks_before(arena, ranks, g, op->wait[wait], at));
+  arena_free(arena);
+  return before;
+}
+
+/* How often this kind of damage can be done to the case's schedule; adds to *missed what the checker did not notice. */
+static int damage_all(const Case *c, const DamageKind *kind, int *missed)
+{
+  int done = 0;
+  for (int g = 0; g < c->good.n_groups; g++) {
+    for (int at = 0; at < c->good.groups[g].n_ops; at++) {
       Arena *arena = arena_new();
-      const Ranks *ranks = ranks_new(arena, &c->spec, &c->plan, s);
-      bool before = ranks && ranks_before(arena, ranks, g, c->good.groups[g].ops[at].wait[k], at);
+      Schedule bad = damage_copy(arena, &c->good);
+      if (kind->damage(c, &bad, g, at)) {
+        done++;
+        if (!kind->times) {
+          damage_forget_times(&bad);
+        }
+        if (accepted(c, &bad) && !implied(c, &bad, kind->wait, g, at)) {
+          const MoeOp *op = &c->good.groups[g].ops[at];
+          print_error("%s: %s of group %d op %d (%s %s layer %d mb %d chunk %d) went unnoticed\n", c->name, kind->name,
+                      g, at, moe_op_name(op->kind), op->edge < MOE_EDGE_COUNT ? moe_edge_name(op->edge) : "", op->layer,
+                      op->mb, op->chunk);
+          ++*missed;
+        }
+      }
       arena_free(arena);
-      return before;
     }
   }
-  return false;
+  return done;
+}
+
+static void build(Case *c)
+{
+  c->arena = arena_new();
+  c->sink = fopen("/dev/null", "w");
+  assert_non_null(c->sink);
+  mk_spec(&c->mk, &c->spec);
+  mk_plan(c->arena, &c->mk, &c->spec, &c->plan);
+  Diag *diag = diag_new(c->arena, stderr);
+  assert_true(sched_build(c->arena, diag, &c->spec, &c->plan, &c->good));
+  assert_true(sched_check(diag, &c->spec, &c->plan, &c->good));
+}
+
+static void done_with(Case *c)
+{
+  fclose(c->sink);
+  arena_free(c->arena);
 }
 
 static void every_damage_is_caught(void **state)
@@ -518,44 +146,223 @@ static void every_damage_is_caught(void **state)
   int done = 0, missed = 0;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     Case *c = &cases[i];
-    c->arena = arena_new();
-    c->sink = fopen("/dev/null", "w");
-    assert_non_null(c->sink);
-    mk_spec(&c->mk, &c->spec);
-    mk_plan(c->arena, &c->mk, &c->spec, &c->plan);
-    Diag *diag = diag_new(c->arena, stderr);
-    assert_true(sched_build(c->arena, diag, &c->spec, &c->plan, &c->good));
-    assert_true(sched_check(diag, &c->spec, &c->plan, &c->good));
-    for (size_t d = 0; d < sizeof damages / sizeof *damages; d++) {
-      int here = 0;
-      for (int g = 0; g < c->good.n_groups; g++) {
-        for (int at = 0; at < c->good.groups[g].n_ops; at++) {
-          Arena *arena = arena_new();
-          Schedule bad = copy(arena, &c->good);
-          if (damages[d].damage(c, &bad, g, at)) {
-            here++;
-            if (accepted(c, &bad) && !implied(c, &bad, damages[d].damage, g, at)) {
-              const MoeOp *op = &c->good.groups[g].ops[at];
-              print_error("%s: %s of group %d op %d (%s %s layer %d mb %d) went unnoticed\n", c->name, damages[d].name,
-                          g, at, moe_op_name(op->kind), moe_edge_name(op->edge), op->layer, op->mb);
-              missed++;
-            }
-          }
-          arena_free(arena);
-        }
-      }
-      done += here;
+    int here = 0;
+    build(c);
+    Schedule timeless = damage_copy(c->arena, &c->good);
+    damage_forget_times(&timeless);
+    assert_true(accepted(c, &timeless));
+    for (int d = 0; d < n_damages; d++) {
+      here += damage_all(c, &damages[d], &missed);
     }
-    fclose(c->sink);
-    arena_free(c->arena);
+    print_message("%s: %d damaged schedules\n", c->name, here);
+    done += here;
+    done_with(c);
   }
   print_message("%d damaged schedules, %d unnoticed\n", done, missed);
   assert_int_equal(missed, 0);
   assert_true(done > 1000);
 }
 
+/* Each makes another plan of the case's; false where it would be the same. */
+typedef bool Change(Arena *, const Case *, Plan *);
+
+static bool other_chunks(Arena *arena, const Case *c, Plan *plan)
+{
+  (void)arena;
+  plan->chunks = c->plan.chunks % 4 + 1;
+  return true;
+}
+
+static bool more_micro_batches(Arena *arena, const Case *c, Plan *plan)
+{
+  (void)arena;
+  (void)c;
+  plan->micro_batches++;
+  return true;
+}
+
+static bool fewer_micro_batches(Arena *arena, const Case *c, Plan *plan)
+{
+  (void)arena;
+  (void)c;
+  plan->micro_batches--;
+  return true;
+}
+
+static int *moved(Arena *arena, const int *groups, int n, int by, int of)
+{
+  int *list = arena_new_array(arena, int, (size_t)n);
+  for (int i = 0; i < n; i++) {
+    list[i] = (groups[i] + by) % of;
+  }
+  return list;
+}
+
+static bool moved_attention(Arena *arena, const Case *c, Plan *plan)
+{
+  int n = plan->ways * (c->spec.model.layers + 1);
+  plan->att_group = moved(arena, plan->att_group, n, 1, plan->n_groups);
+  return plan->n_groups > 1;
+}
+
+static bool moved_experts(Arena *arena, const Case *c, Plan *plan)
+{
+  int n = plan->ways * c->spec.model.layers;
+  plan->ffn_group = moved(arena, plan->ffn_group, n, 1, plan->n_groups);
+  return plan->n_groups > 1;
+}
+
+/* Sums go to the other end of what was a PIPE, or to a group from which a PIPE would be needed. */
+static bool moved_sums(Arena *arena, const Case *c, Plan *plan)
+{
+  int n = plan->ways * c->spec.model.layers;
+  plan->combine_group = moved(arena, plan->combine_group, n, 1, plan->n_groups);
+  return plan->n_groups > 1;
+}
+
+static bool one_way(Arena *arena, const Case *c, Plan *plan)
+{
+  (void)arena;
+  (void)c;
+  plan->ways--;
+  return plan->ways > 0;
+}
+
+static bool without_relays(Arena *arena, const Case *c, Plan *plan)
+{
+  (void)arena;
+  (void)c;
+  plan->dedup = DEDUP_RANK;
+  return c->plan.dedup == DEDUP_NODE;
+}
+
+static bool replicas_too(Arena *arena, const Case *c, Plan *plan)
+{
+  (void)arena;
+  plan->replicas++;
+  return c->plan.replicas == 1 && c->plan.ways == 1; /* experts gain a second holder */
+}
+
+static bool more_sequences(Arena *arena, const Case *c, Plan *plan)
+{
+  ShapeSpec *shape = arena_new_of(arena, ShapeSpec);
+  *shape = *c->plan.shape;
+  shape->global_batch++;
+  plan->shape = shape;
+  return true;
+}
+
+static bool fewer_in_flight(Arena *arena, const Case *c, Plan *plan)
+{
+  (void)arena;
+  plan->in_flight = c->good.in_flight - 1;
+  return true;
+}
+
+/* A schedule is good for its own plan alone. */
+static void another_plan_is_refused(void **state)
+{
+  (void)state;
+  static const struct {
+    const char *name;
+    Change *change;
+  } changes[] = {{"other chunks", other_chunks},
+                 {"more micro-batches", more_micro_batches},
+                 {"fewer micro-batches", fewer_micro_batches},
+                 {"attention moved", moved_attention},
+                 {"experts moved", moved_experts},
+                 {"sums moved", moved_sums},
+                 {"one way", one_way},
+                 {"without relays", without_relays},
+                 {"more replicas", replicas_too},
+                 {"more sequences", more_sequences},
+                 {"fewer in flight", fewer_in_flight}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    build(&cases[i]);
+    for (size_t k = 0; k < sizeof changes / sizeof *changes; k++) {
+      Case other = cases[i];
+      if (changes[k].change(other.arena, &cases[i], &other.plan) && accepted(&other, &other.good)) {
+        print_error("%s: accepted for another plan: %s\n", other.name, changes[k].name);
+        fail();
+      }
+    }
+    done_with(&cases[i]);
+  }
+}
+
+static uint64_t seed = 11;
+
+static int draw(int low, int high)
+{
+  seed = seed * 6364136223846793005u + 1442695040888963407u;
+  return low + (int)((seed >> 33) % (uint64_t)(high - low + 1));
+}
+
+static MkPlan random_plan(void)
+{
+  MkPlan mk = {.system = (SystemKind)draw(0, SYSTEM_COUNT - 1), .p_att = draw(1, 2), .p_ffn = draw(1, 2)};
+  bool stages = plan_system_colocated(mk.system), pairs = mk.system == SYSTEM_DUALPIPE;
+  bool folded = mk.system == SYSTEM_DUALPIPEV;
+  mk.p_att = pairs ? 2 : mk.system == SYSTEM_AFD ? 1 : mk.p_att;
+  mk.p_ffn = mk.system == SYSTEM_AFD ? 1 : mk.p_ffn;
+  mk.virtual_stages = pairs || folded || !stages ? 1 : mk.system == SYSTEM_MEGATRON_OVERLAP ? 2 : draw(1, 2);
+  mk.layers = mk.p_att * (folded ? 2 : mk.virtual_stages) + draw(1, 2);
+  mk.dense = draw(0, 1);
+  mk.m[0] = draw(1, 4);
+  mk.n[0] = draw(1, 5);
+  mk.micro_batches = pairs || folded ? 2 * mk.p_att : mk.p_att * draw(1, 2);
+  mk.in_flight = stages ? 0 : draw(1, mk.micro_batches);
+  mk.replicas = draw(1, 2);
+  mk.tied = draw(0, 1);
+  mk.chunks = mk.system == SYSTEM_TUTEL ? draw(1, 3) : 1;
+  mk.node = mk.chunks == 1 && draw(0, 1);
+  mk.ranks_per_node = draw(2, 3);
+  return mk;
+}
+
+/* A wait may go if, rank by rank, what it waited for is over all the same; and only then. The checker, which plays a
+   few ranks for all, must say so exactly. Waits for messages stay: they also say what an op reads. */
+static void waits_agree_with_every_rank(void **state)
+{
+  (void)state;
+  int tried = 0, taken = 0;
+  for (int i = 0; i < 60; i++) {
+    Case c = {.name = "random", .mk = random_plan()};
+    build(&c);
+    for (int g = 0; g < c.good.n_groups; g++) {
+      for (int at = 0; at < c.good.groups[g].n_ops; at += draw(1, 5)) {
+        const MoeOp *op = &c.good.groups[g].ops[at];
+        int k = draw(0, 2);
+        if (op->mb < 0 || op->wait[k] < 0 || c.good.groups[g].ops[op->wait[k]].kind == MOE_OP_RECV ||
+            held(&c, g, op, k)) {
+          continue;
+        }
+        Arena *arena = arena_new();
+        Schedule less = damage_copy(arena, &c.good);
+        int32_t *waits = less.groups[g].ops[at].wait;
+        memmove(&waits[k], &waits[k + 1], (size_t)(MOE_MAX_WAITS - 1 - k) * sizeof *waits);
+        waits[MOE_MAX_WAITS - 1] = -1;
+        bool over = implied(&c, &less, k, g, at), ok = accepted(&c, &less);
+        if (ok != over) {
+          print_error("%s layers %d: group %d op %d without wait %d is %s\n", plan_system_name(c.mk.system),
+                      c.mk.layers, g, at, k, ok ? "accepted" : "refused");
+        }
+        assert_true(ok == over);
+        tried++;
+        taken += ok;
+        arena_free(arena);
+      }
+    }
+    done_with(&c);
+  }
+  print_message("%d waits taken away, %d of them not needed\n", tried, taken);
+  assert_true(tried > 200 && taken > 0 && taken < tried);
+}
+
 int main(void)
 {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_damage_is_caught)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_damage_is_caught),
+                                     cmocka_unit_test(another_plan_is_refused),
+                                     cmocka_unit_test(waits_agree_with_every_rank)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

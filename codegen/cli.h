@@ -1,0 +1,84 @@
+/* The command line: one list of verbs, one of options, and what verbs share. Each verb is the same list of calls,
+   stopped at a different point: text -> AstFile -> Spec -> Plan -> Schedule -> Bundle -> program. */
+#ifndef CODEGEN_CLI_H
+#define CODEGEN_CLI_H
+
+#include "codegen/joint.h"
+#include "lang/ast.h"
+#include "lang/spec.h"
+
+enum { EXIT_BAD_SPEC = 1, EXIT_USAGE = 2, EXIT_INFEASIBLE = 3 };
+
+typedef struct OptList {
+  const char **items;
+  int n;
+} OptList;
+
+/* Values as given; NULL, false or empty where an option was not. */
+typedef struct Options {
+  const char *file;
+  OptList defines, sweeps;
+  const char *shape, *system, *systems;
+  const char *html, *trace, *svg, *out;
+  const char *target, *cc, *cflags, *runtime_lib;
+  const char *trials, *radius, *steps, *launch, *work;
+  bool json, explain, orders, timing, write, check, sources_only, quiet;
+} Options;
+
+/* Where the compiler's own files lie, and what bundles take unless told otherwise. */
+typedef struct Install {
+  const char *home;        /* folder that holds templates/, runtime/ and codegen/ */
+  const char *runtime_lib; /* library that bundles link */
+  const char *cflags;      /* may be NULL */
+} Install;
+
+typedef struct Verb Verb;
+
+/* Everything a verb has produced so far. */
+typedef struct Compile {
+  const Verb *verb;
+  const Options *options;
+  const Install *install;
+  Arena *arena;
+  Diag *diag;
+  AstFile *ast;
+  Spec spec;
+  Evaluation result; /* plan and schedule of the shape at hand */
+} Compile;
+
+struct Verb {
+  const char *name;
+  int (*run)(Compile *); /* returns the exit code */
+  bool takes_file;
+  const char *doc;
+};
+
+extern const Verb cli_verbs[];
+extern const int cli_n_verbs;
+
+/* Reads the arguments. Returns the verb, or NULL after help or a message, with the exit code in *code. */
+const Verb *cli_read(Arena *, int argc, char **argv, Options *, int *code);
+
+/* "moec: WHAT: VALUE (moec --help ...)" on stderr; returns EXIT_USAGE. `value` may be NULL. */
+int cli_usage_error(const char *what, const char *value);
+
+/* Name of a system, or "auto" where `or_auto`. Says what is wrong with it and returns false otherwise. */
+bool cli_system(Arena *, const char *option, const char *name, bool or_auto, SystemKind *);
+
+/* verbs_spec.c: text to Spec, with -D and --shape. Returns 0, or an exit code after the errors: 2 where the spec is
+   right without its -D or its --shape. */
+int cli_load(Compile *);
+/* For verbs that take one shape: keeps the first, with a warning if there are more. */
+void cli_take_first_shape(Compile *);
+/* verbs_plan.c: plan and schedule of one shape, by the system of --system or else of the spec. Returns an exit code. */
+int cli_schedule(Compile *, int shape);
+/* The same for all shapes in one program; own: each alone. */
+int cli_joint(Compile *, const Evaluation *own, Joint *);
+/* Under auto: which system was taken and by how much it beats the next, one line. */
+void cli_print_choice(const Compile *, FILE *);
+
+#define VERB(id, name, takes_file, doc) int verb_##name(Compile *);
+#include "codegen/verbs.def"
+#undef VERB
+
+#endif

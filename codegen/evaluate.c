@@ -1,0 +1,232 @@
+/* Candidates of the planner are ranked by its own estimate; the simulator has the last word on the best few of them.
+   How many depends on their size alone, so that the answer does not depend on the machine. Each candidate is built in
+   an arena of its own, and with a Diag that nobody reads unless all fail: then the first speaks. */
+#include "codegen/evaluate.h"
+
+#include <string.h>
+
+#include "codegen/listener.h"
+
+enum { MOST = 6, MORE = 2, EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
+
+/* Ops of one simulated step, roughly: what limits how many plans are simulated. */
+static const double ops_budget = 200000, ops_per_layer = 16;
+
+static int how_many(const Spec *spec, const Plan *first)
+{
+  double ops = ops_per_layer * spec->model.layers * first->micro_batches;
+  double n = ops > 0 ? ops_budget / ops : 1;
+  return n < 1 ? 1 : n > MOST ? MOST : (int)n;
+}
+
+void evaluation_free(Evaluation *e)
+{
+  if (e->arena) {
+    arena_free(e->arena);
+  }
+  if (e->sched_arena) {
+    arena_free(e->sched_arena);
+  }
+  *e = (Evaluation){0};
+}
+
+/* One candidate, in an arena of its own. */
+typedef struct Try {
+  Arena *arena;
+  Schedule sched;
+} Try;
+
+static bool try_plan(const Spec *spec, const Plan *plan, Try *t)
+{
+  *t = (Try){.arena = arena_new()};
+  Arena *words = arena_new();
+  Listener *l = listener_new(words);
+  bool ok = sched_build(t->arena, l->diag, spec, plan, &t->sched);
+  listener_heard(words, l);
+  arena_free(words);
+  if (!ok) {
+    arena_free(t->arena);
+    t->arena = NULL;
+  }
+  return ok;
+}
+
+Spec evaluate_view(const Spec *spec, SystemKind system)
+{
+  Spec view = *spec;
+  PlanSpec *pins = &view.plan;
+  bool colocated = plan_system_colocated(system);
+  if (colocated && pins->colocated_dedup != DEDUP_AUTO) {
+    pins->dedup = pins->colocated_dedup;
+  }
+  if (spec->plan.system == system) {
+    return view;
+  }
+  if (system == SYSTEM_AFD) {
+    pins->attention_stages = pins->ffn_stages = 0;
+  }
+  if (colocated) {
+    pins->n_attention_gpus = pins->n_ffn_gpus = 0;
+    pins->attention_gpus = pins->ffn_gpus = NULL;
+    pins->attention_nics = pins->ffn_nics = pins->in_flight = 0;
+    pins->placement = PLACE_AUTO;
+  } else {
+    pins->expert_parallel = pins->virtual_stages = pins->mb_group = 0;
+    pins->placement = pins->placement == PLACE_COLOCATED ? PLACE_AUTO : pins->placement;
+  }
+  if (system != SYSTEM_TUTEL) {
+    pins->chunks = 0;
+  }
+  return view;
+}
+
+static bool same_layout(const Plan *a, const Plan *b)
+{
+  bool same = a->replicas == b->replicas && a->n_groups == b->n_groups && strcmp(a->placement, b->placement) == 0;
+  for (int g = 0; same && g < a->n_groups; g++) {
+    same = a->groups[g].n_ranks == b->groups[g].n_ranks && a->groups[g].nics == b->groups[g].nics;
+  }
+  return same;
+}
+
+/* Plans with one group a side are plans of af_pipe, too. Adds the best of them that are not among the n plans; returns
+   how many. */
+static int add_single_groups(Arena *arena, const Spec *spec, int shape, SystemKind system, Plan *plans, int n)
+{
+  if (system != SYSTEM_AF_PIPE || spec->plan.attention_stages > 1 || spec->plan.ffn_stages > 1) {
+    return 0;
+  }
+  Arena *words = arena_new();
+  Listener *l = listener_new(words);
+  bool infeasible = false;
+  Plan found[MORE];
+  int m = plan_candidates(arena, l->diag, spec, shape, SYSTEM_AFD, found, MORE, &infeasible), added = 0;
+  listener_heard(words, l);
+  arena_free(words);
+  for (int i = 0; i < m; i++) {
+    bool known = false;
+    for (int k = 0; k < n && !known; k++) {
+      known = same_layout(&plans[k], &found[i]);
+    }
+    if (!known) {
+      plans[n + added] = found[i];
+      plans[n + added++].system = system;
+    }
+  }
+  return added;
+}
+
+/* The winner to the front, the others in their order. */
+static void put_first(Plan *plans, int winner)
+{
+  Plan first = plans[winner];
+  for (int i = winner; i > 0; i--) {
+    plans[i] = plans[i - 1];
+  }
+  plans[0] = first;
+}
+
+/* Errors go to `diag`. */
+static int evaluate_one(Diag *diag, const Spec *own, int shape, SystemKind system, Evaluation *e)
+{
+  Spec view = evaluate_view(own, system);
+  const Spec *spec = &view;
+  *e = (Evaluation){.arena = arena_new(), .system = system};
+  Plan *plans = arena_new_array(e->arena, Plan, MOST + MORE);
+  bool infeasible = false;
+  int n = plan_candidates(e->arena, diag, spec, shape, system, plans, MOST, &infeasible), winner = -1;
+  if (n <= 0) {
+    return e->code = infeasible ? EXIT_NO_PLAN : EXIT_REFUSED;
+  }
+  int few = how_many(spec, &plans[0]), all = n + add_single_groups(e->arena, spec, shape, system, plans, n);
+  Try best = {0};
+  /* a plan that cannot be scheduled does not count among those that are tried */
+  for (int i = 0; i < all; i++) {
+    Try t;
+    if ((i < n && e->tried >= few) || !try_plan(spec, &plans[i], &t)) {
+      continue;
+    }
+    e->tried++;
+    plan_set_step(spec, &plans[i], (double)t.sched.step_ns);
+    bool better = winner < 0 || t.sched.step_ns < best.sched.step_ns;
+    Arena *loser = better ? best.arena : t.arena;
+    if (better) {
+      best = t;
+      winner = i;
+    }
+    if (loser) {
+      arena_free(loser);
+    }
+  }
+  e->sched_arena = best.arena;
+  e->sched = best.sched;
+  put_first(plans, winner < 0 ? 0 : winner);
+  e->plan = plans[0];
+  e->plans = plans;
+  e->n_plans = all;
+  if (winner < 0) { /* say why */
+    e->sched_arena = arena_new();
+    sched_build(e->sched_arena, diag, spec, &e->plan, &e->sched);
+  }
+  e->ran = winner >= 0 && plan_check(diag, spec, &e->plan) && sched_check(diag, spec, &e->plan, &e->sched);
+  if (e->ran) {
+    plan_set_step(spec, &e->plan, (double)e->sched.step_ns);
+    sched_memory(spec, &e->sched, &e->plan);
+  }
+  return e->code = e->ran ? 0 : EXIT_REFUSED;
+}
+
+void evaluate_quietly(const Spec *spec, int shape, SystemKind system, Evaluation *e)
+{
+  Arena *words = arena_new();
+  Listener *l = listener_new(words);
+  evaluate_one(l->diag, spec, shape, system, e);
+  const char *reason = listener_heard(words, l);
+  if (!e->ran) {
+    e->reason = arena_strndup(e->arena, reason, strlen(reason));
+  }
+  arena_free(words);
+}
+
+static int evaluate_auto(Diag *diag, const Spec *spec, int shape, Evaluation *best)
+{
+  Outcome outcomes[SYSTEM_COUNT];
+  Arena *words = arena_new();
+  for (int s = 0; s < SYSTEM_COUNT; s++) {
+    Evaluation e;
+    evaluate_quietly(spec, shape, (SystemKind)s, &e);
+    outcomes[s] = (Outcome){.system = (SystemKind)s, .ran = e.ran, .step_ns = e.ran ? e.sched.step_ns : 0};
+    if (e.reason) {
+      outcomes[s].reason = arena_strndup(words, e.reason, strlen(e.reason));
+    }
+    bool better = e.ran && (!best->ran || e.sched.step_ns < best->sched.step_ns);
+    Evaluation loser = better ? *best : e;
+    if (better) {
+      *best = e;
+    }
+    evaluation_free(&loser);
+  }
+  if (!best->ran) { /* the first system's error, in full */
+    evaluation_free(best);
+    evaluate_one(diag, spec, shape, (SystemKind)0, best);
+    for (int s = 1; s < SYSTEM_COUNT; s++) {
+      diag_note(diag, (Span){0}, "%s: %s", plan_system_name((SystemKind)s), outcomes[s].reason);
+    }
+  } else {
+    for (int s = 0; s < SYSTEM_COUNT; s++) {
+      best->outcomes[s] = outcomes[s];
+      if (outcomes[s].reason) {
+        best->outcomes[s].reason = arena_strndup(best->arena, outcomes[s].reason, strlen(outcomes[s].reason));
+      }
+    }
+    best->n_outcomes = SYSTEM_COUNT;
+  }
+  arena_free(words);
+  return best->code;
+}
+
+int evaluate_shape(Diag *diag, const Spec *spec, int shape, SystemKind system, Evaluation *e)
+{
+  *e = (Evaluation){0};
+  return system == SYSTEM_AUTO ? evaluate_auto(diag, spec, shape, e) : evaluate_one(diag, spec, shape, system, e);
+}

@@ -1,0 +1,272 @@
+/* A plan in words: what binds each side, how evenly the sides are loaded, what deduplication saves, what memory leaves,
+   and what the next best candidate lacks. Every number is the planner's own. */
+#include "codegen/plan_explain.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "codegen/human.h"
+#include "codegen/plan_int.h"
+#include "runtime/moe_layout.h"
+
+/* ---- one side ---- */
+
+typedef struct Traffic {
+  double out_nvlink, out_nic, in_nvlink, in_nic; /* ns on the busiest rank's ports */
+  double bytes, nic_bytes;                       /* of all ranks, both directions */
+} Traffic;
+
+/* Adds a class of messages as its sender or its receiver sees it. */
+static void add(Traffic *t, const Plan *plan, MsgCost c, bool sends, bool receives)
+{
+  double d = plan->chunks;
+  t->out_nvlink += sends ? d * (double)c.out_nvlink : 0;
+  t->out_nic += sends ? d * (double)c.out_nic : 0;
+  t->in_nvlink += receives ? d * (double)c.in_nvlink : 0;
+  t->in_nic += receives ? d * (double)c.in_nic : 0;
+  t->bytes += d * c.bytes;
+  t->nic_bytes += d * c.nic_bytes;
+}
+
+static double op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
+{
+  bool ffn = kind == MOE_OP_FFN_FWD || kind == MOE_OP_FFN_DGRAD || kind == MOE_OP_FFN_WGRAD;
+  return (double)cost_op_ns(spec, plan, kind, layer) * (ffn ? plan->chunks : 1);
+}
+
+static double op_flops(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
+{
+  bool ffn = kind == MOE_OP_FFN_FWD || kind == MOE_OP_FFN_DGRAD || kind == MOE_OP_FFN_WGRAD;
+  return cost_op_work(spec, plan, kind, layer).flops * (ffn ? plan->chunks : 1);
+}
+
+SideView plan_side(const Spec *spec, const Plan *plan, int role)
+{
+  static const struct {
+    MoeOpKind kind;
+    int role;
+  } ops[] = {{MOE_OP_ATT_FWD, PLAN_A}, {MOE_OP_ATT_DGRAD, PLAN_A}, {MOE_OP_ATT_WGRAD, PLAN_A},
+             {MOE_OP_FFN_FWD, PLAN_F}, {MOE_OP_FFN_DGRAD, PLAN_F}, {MOE_OP_FFN_WGRAD, PLAN_F}};
+  static const struct {
+    MoeEdge edge;
+    int from; /* role of the sender */
+  } edges[] = {{MOE_EDGE_DISPATCH, PLAN_A},
+               {MOE_EDGE_COMBINE_B, PLAN_A},
+               {MOE_EDGE_DISPATCH_B, PLAN_F},
+               {MOE_EDGE_COMBINE, PLAN_F}};
+  int l = spec->model.dense.layers;
+  const PlanGroup *g = &plan->groups[role == PLAN_A ? plan_att(spec, plan, 0, l) : plan_ffn(spec, plan, 0, l)];
+  role = g->role;
+  Traffic t = {0};
+  SideView v = {.role = role, .peak = spec->cluster.gpu.flops};
+  /* layers with and without a window take turns: the mean of two */
+  int kinds = spec->model.attention.window_layers != LAYERS_ALL && l + 1 < spec->model.layers ? 2 : 1;
+  for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+    for (int k = 0; k < kinds; k++) {
+      v.flops += ops[i].role & role ? op_flops(spec, plan, ops[i].kind, l + k) / kinds : 0;
+      v.compute_ns += ops[i].role & role ? op_ns(spec, plan, ops[i].kind, l + k) / kinds : 0;
+    }
+  }
+  for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
+    int to = edges[i].from == PLAN_A ? PLAN_F : PLAN_A;
+    add(&t, plan, cost_msg(spec, plan, edges[i].edge, l), edges[i].from & role, to & role);
+  }
+  double nic = fmax(t.out_nic, t.in_nic), nvlink = fmax(t.out_nvlink, t.in_nvlink);
+  double share = g->nic_share > 0 ? g->nic_share : (double)(g->nics > 0 ? g->nics : 1) / g->n_ranks;
+  v.nic = nic >= nvlink && nic > 0;
+  v.rate = v.nic ? spec->cluster.nic * share : spec->cluster.nvlink;
+  v.network_ns = fmax(nic, nvlink);
+  v.bytes = v.network_ns * v.rate / 1e9;
+  v.intensity = v.bytes > 0 ? v.flops / v.bytes : INFINITY;
+  v.turning = v.peak / v.rate;
+  return v;
+}
+
+/* ---- words ---- */
+
+static const char *side_name(int role)
+{
+  return role == PLAN_A ? "attention" : role == PLAN_F ? "FFN" : "attention and FFN";
+}
+
+static double busy(const SideView *v)
+{
+  return fmax(v->compute_ns, v->network_ns);
+}
+
+static void print_side(const SideView *v, FILE *out)
+{
+  char flops[HUMAN_MAX], bytes[HUMAN_MAX], ratio[HUMAN_MAX], turn[HUMAN_MAX], compute[HUMAN_MAX], network[HUMAN_MAX];
+  char sustained[HUMAN_MAX];
+  if (v->bytes <= 0) {
+    fprintf(out, "  %s: no message leaves a rank; compute of %s per layer and micro-batch\n", side_name(v->role),
+            human_time(compute, v->compute_ns));
+    return;
+  }
+  fprintf(
+      out,
+      "  %s: %sFLOP on %s of %s traffic per rank and layer, intensity %s FLOP/byte\n"
+      "    turning point %s FLOP/byte at the peak, %s at the sustained rate; compute %s, network %s: the %s binds\n",
+      side_name(v->role), human_count(flops, v->flops), human_bytes(bytes, v->bytes), v->nic ? "NIC" : "NVLink",
+      human_count(ratio, v->intensity), human_count(turn, v->turning),
+      human_count(sustained, v->flops / v->compute_ns * 1e9 / v->rate), human_time(compute, v->compute_ns),
+      human_time(network, v->network_ns), v->compute_ns >= v->network_ns ? "compute" : "network");
+}
+
+/* Ranks of a side over its layers: how long its busiest group works per micro-batch. */
+static double side_load(const Spec *spec, const Plan *plan, const SideView *v)
+{
+  int groups = v->role == PLAN_F ? plan->p_ffn : plan->p_att;
+  int layers = v->role == PLAN_F ? plan_moe_layers(spec) : spec->model.layers;
+  return (double)moe_part_max(layers, groups) * busy(v);
+}
+
+static void print_balance(const Spec *spec, const Plan *plan, const SideView *a, const SideView *f, FILE *out)
+{
+  double att = side_load(spec, plan, a), ffn = side_load(spec, plan, f), most = fmax(att, ffn);
+  const SideView *slow = att >= ffn ? a : f;
+  char text[HUMAN_MAX], share[HUMAN_MAX];
+  fprintf(out, "  the %s side sets the pace: %s per micro-batch, its %s; the %s side is busy %s of that\n",
+          side_name(slow->role), human_time(text, most), slow->compute_ns >= slow->network_ns ? "compute" : "network",
+          side_name(slow == a ? f->role : a->role), human_percent(share, fmin(att, ffn) / most));
+}
+
+/* Rows per token and direction between nodes or ranks, as the plan sends them and without deduplication. */
+static void print_dedup(const Spec *spec, const Plan *plan, FILE *out)
+{
+  static const char *const words[] = {[DEDUP_RANK] = "once per rank",
+                                      [DEDUP_NODE] = "once per node, relayed there",
+                                      [DEDUP_FLAT] = "once per chosen expert",
+                                      [DEDUP_AUTO] = ""};
+  int l = spec->model.dense.layers;
+  MsgCost c = cost_msg(spec, plan, MOE_EDGE_COMBINE_B, l); /* rows alone */
+  double tokens = (double)plan->mb_seqs * (double)moe_part_max(plan->shape->seq, plan->chunks);
+  double row = tokens * (double)cost_row_bytes(spec);
+  if (c.bytes <= 0) {
+    fprintf(out, "  a token never leaves its rank, which has all experts of the layer\n");
+    return;
+  }
+  fprintf(out, "  a token travels %s: %.3g rows instead of %d", words[plan->dedup], c.bytes / row,
+          spec->model.moe.top_k);
+  if (c.nic_bytes > 0) {
+    fprintf(out, ", %.3g of them between nodes", c.nic_bytes / row);
+  }
+  fprintf(out, "\n");
+}
+
+static const PlanGroup *fullest_group(const Plan *plan)
+{
+  const PlanGroup *most = &plan->groups[0];
+  for (int i = 1; i < plan->n_groups; i++) {
+    most = plan->groups[i].memory.total > most->memory.total ? &plan->groups[i] : most;
+  }
+  return most;
+}
+
+static void print_memory(const Spec *spec, const Plan *plan, FILE *out)
+{
+  static const char *const kept[] = {[RECOMPUTE_NONE] = "all activations are kept",
+                                     [RECOMPUTE_SELECTIVE] = "the experts' inner activations are computed again",
+                                     [RECOMPUTE_FULL] =
+                                         "attention and the experts' inner activations are computed again",
+                                     [RECOMPUTE_AUTO] = ""};
+  const PlanGroup *g = fullest_group(plan);
+  const MemoryTerms *m = &g->memory;
+  char used[HUMAN_MAX], limit[HUMAN_MAX], left[HUMAN_MAX], state[HUMAN_MAX], acts[HUMAN_MAX];
+  fprintf(out, "  memory: the fullest rank, of %s%d, uses %s of %s, %s left; %s of it is model state, %s activations\n",
+          g->role == PLAN_A   ? "A"
+          : g->role == PLAN_F ? "F"
+                              : "AF",
+          g->index, human_bytes(used, (double)m->total), human_bytes(limit, (double)m->limit),
+          human_bytes(left, (double)(m->limit - m->total)),
+          human_bytes(state, (double)(m->weights + m->gradients + m->optimizer)),
+          human_bytes(acts, (double)m->activations));
+  fprintf(out, "    %s", kept[plan->recompute]);
+  if (plan->n_stages == 0) {
+    int need = plan_in_flight_need(spec, plan), want = 2 * need < plan->micro_batches ? 2 * need : plan->micro_batches;
+    fprintf(out, "; %d micro-batch%s in flight", plan->in_flight, plan->in_flight == 1 ? "" : "es");
+    if (plan->in_flight < want) {
+      fprintf(out, " of the %d that would hide every wait (%s)", want, spec->plan.in_flight > 0 ? "pinned" : "memory");
+    }
+  }
+  fprintf(out, "\n");
+}
+
+/* "2 replicas of 4 x 8 attention and 2 x 16 FFN GPUs", or the pipeline of a colocated system. */
+static void print_layout(const Plan *p, FILE *out)
+{
+  fprintf(out, "%d replica%s of ", p->replicas, p->replicas == 1 ? "" : "s");
+  if (p->n_stages > 0) {
+    fprintf(out, "%d pipeline rank%s of %d GPUs, %d run%s of layers on each", p->n_groups, p->n_groups == 1 ? "" : "s",
+            p->groups[0].n_ranks, p->ways * p->n_stages / p->n_groups, p->ways * p->n_stages == p->n_groups ? "" : "s");
+  } else if (p->groups[0].role == (PLAN_A | PLAN_F)) {
+    fprintf(out, "%d x %d GPUs for both", p->p_att, p->groups[0].n_ranks);
+  } else {
+    fprintf(out, "%d x %d attention and %d x %d FFN GPUs", p->p_att, p->groups[0].n_ranks, p->p_ffn,
+            p->groups[p->p_att].n_ranks);
+  }
+  if (p->chunks > 1) {
+    fprintf(out, ", %d chunks", p->chunks);
+  }
+}
+
+/* The largest thing that is worse, of those a reader can do something about. */
+static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FILE *out)
+{
+  static const char *const again[] = {"no recomputation", "selective recomputation", "full recomputation", ""};
+  SideView a0 = plan_side(spec, best, PLAN_A), a1 = plan_side(spec, next, PLAN_A);
+  SideView f0 = plan_side(spec, best, PLAN_F), f1 = plan_side(spec, next, PLAN_F);
+  double tokens0 = best->mb_seqs * (double)best->replicas, tokens1 = next->mb_seqs * (double)next->replicas;
+  double att = side_load(spec, next, &a1) / tokens1 / (side_load(spec, best, &a0) / tokens0);
+  double ffn = side_load(spec, next, &f1) / tokens1 / (side_load(spec, best, &f0) / tokens0);
+  double pace0 = fmax(side_load(spec, best, &a0), side_load(spec, best, &f0)) / tokens0;
+  double pace1 = fmax(side_load(spec, next, &a1), side_load(spec, next, &f1)) / tokens1;
+  char text[HUMAN_MAX];
+  if (next->recompute != best->recompute) {
+    fprintf(out, "it has %s; ", again[next->recompute]);
+  }
+  if (pace1 > pace0 * 1.002) {
+    bool by_att = side_load(spec, next, &a1) >= side_load(spec, next, &f1);
+    fprintf(out, "its %s side is slower per token (%s of the chosen plan's)", side_name(by_att ? a1.role : f1.role),
+            human_percent(text, by_att ? att : ffn));
+  } else if (next->replicas * next->replica_ranks != best->replicas * best->replica_ranks) {
+    fprintf(out, "it uses %d GPUs instead of %d", next->replicas * next->replica_ranks,
+            best->replicas * best->replica_ranks);
+  } else if (next->micro_batches < best->micro_batches || next->n_groups > best->n_groups) {
+    fprintf(out, "its pipeline fills and drains for longer (%d micro-batches over %d groups, not %d over %d)",
+            next->micro_batches, next->n_groups, best->micro_batches, best->n_groups);
+  } else if (next->in_flight < best->in_flight) {
+    fprintf(out, "memory lets it have %d micro-batches in flight instead of %d", next->in_flight, best->in_flight);
+  } else {
+    fprintf(out, "both sides keep the same pace; gradient exchange and latencies decide");
+  }
+}
+
+void plan_explain(const Spec *spec, const Plan *plans, int n, FILE *out)
+{
+  const Plan *best = &plans[0];
+  char text[HUMAN_MAX];
+  fprintf(out, "why: %s, ", plan_system_name(best->system));
+  print_layout(best, out);
+  fprintf(out, "\n");
+  SideView a = plan_side(spec, best, PLAN_A), f = plan_side(spec, best, PLAN_F);
+  print_side(&a, out);
+  if (a.role == PLAN_A) {
+    print_side(&f, out);
+    print_balance(spec, best, &a, &f, out);
+  } else if (a.bytes > 0) {
+    fprintf(out, "  every rank does both: without overlap messages add %s to the compute of a layer\n",
+            human_percent(text, a.compute_ns > 0 ? a.network_ns / a.compute_ns : 0));
+  }
+  print_dedup(spec, best, out);
+  print_memory(spec, best, out);
+  if (n > 1) {
+    fprintf(out, "  next best by estimate: ");
+    print_layout(&plans[1], out);
+    fprintf(out, ", step %s; ", human_time(text, plans[1].step_ns));
+    print_lack(spec, best, &plans[1], out);
+    fprintf(out, "\n");
+  } else {
+    fprintf(out, "  no other allocation comes near it under these pins\n");
+  }
+}

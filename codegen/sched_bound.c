@@ -1,0 +1,197 @@
+/* What no schedule of a plan can beat. Three limits: a micro-batch takes at least its longest path; at most `in_flight`
+   of them are on their way at once; and a resource does one thing at a time: whatever set of its uses one takes, it
+   cannot begin before the earliest of them can, and something follows the one that happens to be last. Resources are
+   the compute of a group, each of its ports, and the link of an ordered pair of groups. */
+#include "codegen/sched_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One kind of use of a resource: of one task, by all micro-batches of a way. */
+typedef struct Use {
+  int64_t head, tail; /* before it can begin, after it has ended; alone in the cluster */
+  int64_t ns, times;
+} Use;
+
+typedef struct Bound {
+  const SchedNet *net;
+  int32_t *order; /* task ids of one micro-batch, each after those before it */
+  int n;
+  int64_t *head, *tail; /* [task ids] */
+  Use *uses;            /* of the resource at hand */
+  int n_uses;
+} Bound;
+
+static int64_t task_ns(const SchedNet *net, int32_t id)
+{
+  if (sched_task(net, id) < TASK_DISPATCH) {
+    return sched_op_ns(net, id);
+  }
+  const MsgCost *cost = sched_msg(net, id);
+  return (cost->src_ns > cost->dst_ns ? cost->src_ns : cost->dst_ns) + cost->latency;
+}
+
+/* Heads and tails of micro-batch `mb` by one walk along the dataflow and one back. */
+static void walk(Bound *b, uint8_t *come, int mb)
+{
+  const SchedNet *net = b->net;
+  int32_t next[SCHED_MAX_NEXT];
+  b->n = 0;
+  b->order[b->n++] = sched_id(net, TASK_EMBED_FWD, 0, mb, 0);
+  for (int i = 0; i < b->n; i++) {
+    int32_t id = b->order[i];
+    int64_t end = b->head[id] + task_ns(net, id);
+    for (int k = 0, n = sched_nexts(net, id, next); k < n; k++) {
+      b->head[next[k]] = end > b->head[next[k]] ? end : b->head[next[k]];
+      if (++come[next[k]] == sched_n_before(net, next[k])) {
+        b->order[b->n++] = next[k];
+      }
+    }
+  }
+  for (int i = b->n - 1; i >= 0; i--) {
+    int32_t id = b->order[i];
+    for (int k = 0, n = sched_nexts(net, id, next); k < n; k++) {
+      int64_t after = task_ns(net, next[k]) + b->tail[next[k]];
+      b->tail[id] = after > b->tail[id] ? after : b->tail[id];
+    }
+  }
+}
+
+static int by_tail(const void *a, const void *b)
+{
+  const Use *x = a, *y = b;
+  return x->tail != y->tail ? (x->tail > y->tail ? -1 : 1) : 0;
+}
+
+/* The largest over sets "begins no earlier than, and followed by no less than". */
+static int64_t one_machine(Bound *b)
+{
+  int64_t most = 0;
+  qsort(b->uses, (size_t)b->n_uses, sizeof *b->uses, by_tail);
+  for (int i = 0; i < b->n_uses; i++) {
+    int64_t head = b->uses[i].head, sum = 0;
+    for (int k = 0; k < b->n_uses; k++) {
+      if (b->uses[k].head >= head) {
+        sum += b->uses[k].ns * b->uses[k].times;
+        int64_t all = head + sum + b->uses[k].tail;
+        most = all > most ? all : most;
+      }
+    }
+  }
+  return most;
+}
+
+enum { PORT_KINDS = 4 };
+
+static int64_t port_ns(const MsgCost *cost, int kind)
+{
+  const int64_t ns[PORT_KINDS] = {cost->out_nvlink, cost->in_nvlink, cost->out_nic, cost->in_nic};
+  return ns[kind];
+}
+
+static void add_use(Bound *b, int32_t id, int64_t ns, int64_t latency, int64_t times)
+{
+  if (ns > 0) {
+    b->uses[b->n_uses++] = (Use){b->head[id], b->tail[id] + latency, ns, times};
+  }
+}
+
+/* kind: 0 compute, 1 + k the ports; `group` is who sends where the port is an outgoing one. */
+static void collect(Bound *b, int kind, int group, int64_t times)
+{
+  const SchedNet *net = b->net;
+  for (int i = 0; i < b->n; i++) {
+    int32_t id = b->order[i];
+    SchedTask task = sched_task(net, id);
+    int way = sched_way(net, sched_mb(net, id)), layer = sched_layer(net, id);
+    if (kind == 0 && task < TASK_N_COMPUTE && sched_group(net, task, layer, way) == group) {
+      add_use(b, id, sched_op_ns(net, id), 0, times);
+    } else if (kind > 0 && task >= TASK_DISPATCH) {
+      bool in = (kind - 1) % 2;
+      if ((in ? sched_dst(net, task, layer, way) : sched_group(net, task, layer, way)) == group) {
+        add_use(b, id, port_ns(sched_msg(net, id), kind - 1), sched_msg(net, id)->latency, times);
+      }
+    }
+  }
+}
+
+static void collect_pair(Bound *b, int src, int dst, bool node, int64_t times)
+{
+  const SchedNet *net = b->net;
+  for (int i = 0; i < b->n; i++) {
+    int32_t id = b->order[i];
+    SchedTask task = sched_task(net, id);
+    int way = sched_way(net, sched_mb(net, id)), layer = sched_layer(net, id);
+    if (task >= TASK_DISPATCH && sched_group(net, task, layer, way) == src && sched_dst(net, task, layer, way) == dst &&
+        (moe_edge_pairs(sched_edge(task)) == MOE_PAIRS_NODE) == node) {
+      int64_t latency = sched_msg(net, id)->latency;
+      add_use(b, id, task_ns(net, id) - latency, latency, times);
+    }
+  }
+}
+
+static int64_t max64(int64_t a, int64_t b)
+{
+  return a > b ? a : b;
+}
+
+typedef struct Walks {
+  Bound of[2];
+  int64_t times[2]; /* micro-batches of each way */
+  int n;
+} Walks;
+
+/* All ways' uses of one resource; pair < 0: a group's compute or port. */
+static int64_t resource(Walks *w, int kind, int group, int dst)
+{
+  Bound *b = &w->of[0];
+  b->n_uses = 0;
+  for (int i = 0; i < w->n; i++) {
+    Bound with = w->of[i];
+    with.uses = b->uses;
+    with.n_uses = b->n_uses;
+    if (dst < 0) {
+      collect(&with, kind, group, w->times[i]);
+    } else {
+      collect_pair(&with, group, dst, kind, w->times[i]);
+    }
+    b->n_uses = with.n_uses;
+  }
+  return one_machine(b);
+}
+
+SchedBound sched_bound(const Spec *spec, const Plan *plan)
+{
+  Arena *arena = arena_new();
+  SchedNet net = sched_net(arena, spec, plan);
+  SchedBound bound = {0};
+  size_t ids = (size_t)sched_ids(&net), tasks = (size_t)(TASK_COUNT * (net.n_layers + 1) * net.chunks);
+  int64_t *head = arena_new_array(arena, int64_t, ids), *tail = arena_new_array(arena, int64_t, ids);
+  uint8_t *come = arena_new_array(arena, uint8_t, ids);
+  Walks w = {.n = net.ways};
+  for (int way = 0; way < net.ways; way++) {
+    Bound *b = &w.of[way];
+    int first = way ? (net.n_mbs + 1) / 2 : 0, end = net.ways > 1 && way == 0 ? (net.n_mbs + 1) / 2 : net.n_mbs;
+    *b = (Bound){.net = &net, .head = head, .tail = tail, .order = arena_new_array(arena, int32_t, tasks)};
+    b->uses = arena_new_array(arena, Use, tasks * (size_t)net.ways);
+    w.times[way] = end - first;
+    walk(b, come, first);
+    bound.path_ns = max64(bound.path_ns, task_ns(&net, b->order[0]) + tail[b->order[0]]);
+  }
+  for (int g = 0; g < net.n_groups; g++) {
+    bound.compute_ns = max64(bound.compute_ns, resource(&w, 0, g, -1));
+    for (int kind = 1; kind <= PORT_KINDS; kind++) {
+      bound.link_ns = max64(bound.link_ns, resource(&w, kind, g, -1));
+    }
+    for (int dst = 0; dst < net.n_groups; dst++) {
+      bound.link_ns = max64(bound.link_ns, resource(&w, 0, g, dst));
+      bound.link_ns = max64(bound.link_ns, resource(&w, 1, g, dst));
+    }
+  }
+  if (!plan_system_colocated(plan->system)) { /* given orders keep to their own caps */
+    bound.flight_ns = bound.path_ns * ((net.n_mbs + plan->in_flight - 1) / plan->in_flight);
+  }
+  bound.ns = max64(max64(bound.path_ns, bound.flight_ns), max64(bound.compute_ns, bound.link_ns));
+  arena_free(arena);
+  return bound;
+}

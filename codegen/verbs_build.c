@@ -1,0 +1,120 @@
+/* Verb build: the bundle and its program. */
+#include <string.h>
+#include <unistd.h>
+
+#include "codegen/bundle.h"
+#include "codegen/cli.h"
+#include "codegen/emit.h"
+
+/* "specs/tiny.moespec" -> "tiny" */
+static const char *default_out(Compile *c)
+{
+  const char *slash = strrchr(c->options->file, '/');
+  const char *base = slash ? slash + 1 : c->options->file;
+  size_t n = strcspn(base, ".");
+  return n ? arena_strndup(c->arena, base, n) : "bundle";
+}
+
+/* The plans and schedules of all shapes, and what they come from. */
+typedef struct Program {
+  Evaluation *own; /* [n] each shape alone */
+  Joint joint;     /* of several shapes */
+  const Plan *plans;
+  const Schedule *scheds;
+  int n;
+} Program;
+
+static int make_program(Compile *c, Program *p)
+{
+  *p = (Program){.n = c->spec.n_shapes};
+  p->own = arena_new_array(c->arena, Evaluation, (size_t)p->n);
+  memset(p->own, 0, (size_t)p->n * sizeof *p->own);
+  int code = 0;
+  for (int i = 0; i < p->n && !code; i++) {
+    code = cli_schedule(c, i);
+    if (p->n > 1) { /* of a single shape the compile keeps it */
+      p->own[i] = c->result;
+      c->result = (Evaluation){0};
+    }
+  }
+  p->plans = &c->result.plan;
+  p->scheds = &c->result.sched;
+  if (p->n > 1 && !code) {
+    code = cli_joint(c, p->own, &p->joint);
+    p->plans = p->joint.plans;
+    p->scheds = p->joint.scheds;
+  }
+  return code;
+}
+
+static void free_program(Program *p)
+{
+  for (int i = 0; i < p->n; i++) {
+    evaluation_free(&p->own[i]);
+  }
+  joint_free(&p->joint);
+}
+
+static bool emit(Compile *c, const Program *p, bool emu, Bundle *bundle)
+{
+  const char *home = c->install->home;
+  if (emu) {
+    return emit_emu_bundle(c->arena, c->diag, &c->spec, p->plans, p->scheds, p->n, home, bundle);
+  }
+  for (int i = 0; i < p->n; i++) {
+    if (!emit_supported(c->diag, &c->spec, &p->plans[i])) {
+      return false;
+    }
+  }
+  return emit_bundle(c->arena, c->diag, &c->spec, p->plans, p->scheds, p->n, home, bundle);
+}
+
+int verb_build(Compile *c)
+{
+  const Options *o = c->options;
+  bool emu = o->target && strcmp(o->target, "emu") == 0;
+  if (o->target && !emu && strcmp(o->target, "cpu") != 0) {
+    return cli_usage_error("the targets that can be built are cpu and emu, not", o->target);
+  }
+  int code = cli_load(c);
+  if (code) {
+    return code;
+  }
+  if (!emu && c->spec.plan.recompute == RECOMPUTE_AUTO) {
+    c->spec.plan.recompute = RECOMPUTE_NONE; /* the kernels keep everything; asked for by name it is refused */
+  }
+  Program program;
+  code = make_program(c, &program);
+  Bundle bundle;
+  if (!code && !emit(c, &program, emu, &bundle)) {
+    code = EXIT_BAD_SPEC;
+  }
+  if (code) {
+    free_program(&program);
+    return code;
+  }
+  BuildOptions build = {.out = o->out ? o->out : default_out(c),
+                        .cc = o->cc,
+                        .cflags = o->cflags ? o->cflags : c->install->cflags,
+                        .runtime_lib = o->runtime_lib ? o->runtime_lib : c->install->runtime_lib,
+                        .sources_only = o->sources_only,
+                        .progress = !o->quiet && isatty(STDERR_FILENO)};
+  BuildResult result;
+  if (!bundle_build(c->arena, c->diag, &bundle, &build, &result)) {
+    free_program(&program);
+    return EXIT_BAD_SPEC;
+  }
+  if (program.n > 1) {
+    joint_print(&c->spec, program.own, &program.joint, stdout);
+  } else {
+    cli_print_choice(c, stdout);
+  }
+  if (o->sources_only) {
+    printf("%s: %d files\n", build.out, bundle.n_files);
+  } else {
+    printf("%s/train: %d ranks, %d sources compiled, %d reused\n", build.out,
+           program.plans[0].replicas * program.plans[0].replica_ranks, result.compiled, result.reused);
+  }
+  free_program(&program);
+  return 0;
+}

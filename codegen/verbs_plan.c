@@ -1,0 +1,204 @@
+/* Verbs that plan and schedule: plan, schedule, sim. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "codegen/cli.h"
+#include "codegen/metrics.h"
+#include "codegen/output.h"
+#include "codegen/plan_explain.h"
+
+static bool system_of(const Compile *c, SystemKind *system)
+{
+  *system = c->spec.plan.system;
+  return !c->options->system || cli_system(c->arena, "--system", c->options->system, true, system);
+}
+
+int cli_joint(Compile *c, const Evaluation *own, Joint *joint)
+{
+  SystemKind system;
+  return system_of(c, &system) ? evaluate_joint(c->diag, &c->spec, system, own, joint) : EXIT_USAGE;
+}
+
+int cli_schedule(Compile *c, int shape)
+{
+  SystemKind system;
+  if (!system_of(c, &system)) {
+    return EXIT_USAGE;
+  }
+  evaluation_free(&c->result);
+  return evaluate_shape(c->diag, &c->spec, shape, system, &c->result);
+}
+
+/* How much longer the next system takes. */
+void cli_print_choice(const Compile *c, FILE *out)
+{
+  const Evaluation *e = &c->result;
+  const Outcome *next = NULL;
+  int refused = 0;
+  for (int i = 0; i < e->n_outcomes; i++) {
+    const Outcome *o = &e->outcomes[i];
+    refused += !o->ran;
+    if (o->ran && o->system != e->plan.system && (!next || o->step_ns < next->step_ns)) {
+      next = o;
+    }
+  }
+  if (!e->n_outcomes) {
+    return;
+  }
+  fprintf(out, "schedule = auto: %s", plan_system_name(e->plan.system));
+  if (next) {
+    fprintf(out, ", %.3fx faster than %s, the next", (double)next->step_ns / (double)e->sched.step_ns,
+            plan_system_name(next->system));
+  }
+  fprintf(out, refused ? "; %d of %d cannot run this (moec compare says why)\n" : "\n", refused, e->n_outcomes);
+}
+
+/* A spec loaded and its first shape scheduled. */
+static int one_schedule(Compile *c)
+{
+  int code = cli_load(c);
+  if (code) {
+    return code;
+  }
+  cli_take_first_shape(c);
+  return cli_schedule(c, 0);
+}
+
+/* Prints into memory and puts the file in its place. */
+typedef void PlansPrinter(const Spec *, const Plan *, int n, FILE *);
+
+static bool write_plans(Compile *c, const char *path, const Plan *plans, int n, PlansPrinter *print)
+{
+  char *text = NULL;
+  size_t size = 0;
+  FILE *mem = open_memstream(&text, &size);
+  print(&c->spec, plans, n, mem);
+  fclose(mem);
+  bool ok = output_replace(c->arena, c->diag, path, text, size);
+  free(text);
+  return ok;
+}
+
+static void print_one_plan(Compile *c)
+{
+  Evaluation *e = &c->result;
+  e->plan.solver.ms = c->options->timing ? e->plan.solver.ms : 0; /* else the same input gives the same bytes */
+  if (c->options->json) {
+    plan_print_json(&c->spec, &e->plan, stdout);
+    return;
+  }
+  plan_print(&c->spec, &e->plan, stdout);
+  cli_print_choice(c, stdout);
+  if (c->options->explain) {
+    plan_explain(&c->spec, e->plans, e->n_plans, stdout);
+  }
+}
+
+int verb_plan(Compile *c)
+{
+  const Options *o = c->options;
+  if (o->json && o->explain) {
+    return cli_usage_error("--explain is words and --json is not; choose one", NULL);
+  }
+  int code = cli_load(c);
+  if (code) {
+    return code;
+  }
+  if (o->json) { /* one document */
+    cli_take_first_shape(c);
+  }
+  int n = c->spec.n_shapes, done = 0;
+  Plan *plans = arena_new_array(c->arena, Plan, (size_t)n);
+  Evaluation *kept = arena_new_array(c->arena, Evaluation, (size_t)n);
+  while (done < n && !code) {
+    code = cli_schedule(c, done);
+    if (!code) {
+      print_one_plan(c);
+      plans[done] = c->result.plan;
+      kept[done++] = c->result;
+      c->result = (Evaluation){0};
+    }
+  }
+  if (!code && n > 1) {
+    Joint joint;
+    code = cli_joint(c, kept, &joint);
+    if (!code) {
+      joint_print(&c->spec, kept, &joint, stdout);
+    }
+    joint_free(&joint);
+  }
+  if (!code && o->svg && !write_plans(c, o->svg, plans, n, plan_roofline_svg)) {
+    code = EXIT_BAD_SPEC;
+  }
+  for (int i = 0; i < done; i++) {
+    evaluation_free(&kept[i]);
+  }
+  return code;
+}
+
+typedef void Printer(const Spec *, const Plan *, const Schedule *, FILE *);
+
+/* Prints to a file; without a path does nothing. */
+static bool write_to(Compile *c, const char *path, Printer *print)
+{
+  if (!path) {
+    return true;
+  }
+  char *text = NULL;
+  size_t n = 0;
+  FILE *mem = open_memstream(&text, &n);
+  print(&c->spec, &c->result.plan, &c->result.sched, mem);
+  fclose(mem);
+  bool ok = output_replace(c->arena, c->diag, path, text, n);
+  free(text);
+  return ok;
+}
+
+int verb_schedule(Compile *c)
+{
+  if (c->options->json && c->options->orders) {
+    return cli_usage_error("--json and --orders print different things", NULL);
+  }
+  int code = one_schedule(c);
+  if (code) {
+    return code;
+  }
+  const Options *o = c->options;
+  if (!write_to(c, o->trace, sched_print_trace) || !write_to(c, o->svg, sched_print_svg)) {
+    return EXIT_BAD_SPEC;
+  }
+  Printer *print = o->json ? sched_print_json : o->orders ? sched_print_orders : sched_print;
+  print(&c->spec, &c->result.plan, &c->result.sched, stdout);
+  if (!o->json && !o->orders) {
+    cli_print_choice(c, stdout);
+  }
+  return 0;
+}
+
+/* "specs/tiny.moespec" -> "tiny.svg" */
+static const char *default_svg(Compile *c)
+{
+  const char *slash = strrchr(c->options->file, '/');
+  const char *base = slash ? slash + 1 : c->options->file;
+  size_t n = strcspn(base, ".");
+  return n ? arena_printf(c->arena, "%.*s.svg", (int)n, base) : "schedule.svg";
+}
+
+int verb_sim(Compile *c)
+{
+  int code = one_schedule(c);
+  if (code) {
+    return code;
+  }
+  const Options *o = c->options;
+  const char *out = o->out ? o->out : default_svg(c);
+  if (!write_to(c, out, sched_print_svg) || !write_to(c, o->trace, sched_print_trace)) {
+    return EXIT_BAD_SPEC;
+  }
+  Metrics metrics;
+  metrics_of(c->arena, &c->spec, &c->result.plan, &c->result.sched, &metrics);
+  metrics_print(&c->spec, &c->result.plan, &c->result.sched, &metrics, stdout);
+  cli_print_choice(c, stdout);
+  printf("drawn in %s\n", out);
+  return 0;
+}

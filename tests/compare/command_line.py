@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+"""The command line as a user meets it: wrong usage, the JSON contract of compare, the page, sweeps.
+   command_line.py PART --moec PROGRAM --specs FOLDER"""
+import argparse
+import html.parser
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
+
+SYSTEMS = ["af_pipe", "afd", "megatron", "megatron_overlap", "tutel", "comet", "dualpipe", "dualpipev"]
+SPEC = """
+use "{specs}/hardware/h800.moespec"
+model small {{
+  layers = 8;  hidden = 1024;  vocab = 32000
+  attention {{ heads = 16;  kv_heads = 4;  head_dim = 64 }}
+  moe       {{ experts = 32;  top_k = 4;  hidden = 1024;  imbalance = 1.2 }}
+}}
+let NODES = 2
+cluster lab {{ nodes = NODES;  node = hgx_h800 }}
+shape s2k {{ seq = 2Ki;  global_batch = 64 }}
+shape s4k {{ seq = 4Ki;  global_batch = 32 }}
+"""
+
+passed = failed = 0
+
+
+def check(good, what):
+    global passed, failed
+    if good:
+        passed += 1
+    else:
+        failed += 1
+        print("failed:", what)
+
+
+class Bench:
+    def __init__(self, moec, specs):
+        self.moec, self.specs = moec, os.path.abspath(specs)
+        self.folder = tempfile.TemporaryDirectory()
+        self.tiny = os.path.join(self.specs, "tiny.moespec")
+        self.spec = self.path("small.moespec")
+        with open(self.spec, "w", encoding="utf-8") as out:
+            out.write(SPEC.format(specs=self.specs))
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def run(self, *words):
+        done = subprocess.run([self.moec, *words], capture_output=True, text=True, timeout=280, cwd=self.folder.name)
+        return done.returncode, done.stdout, done.stderr
+
+    def ok(self, *words):
+        code, out, err = self.run(*words)
+        check(code == 0, f"moec {' '.join(words)}: exit code {code}: {err}")
+        if code != 0:
+            raise SystemExit(f"moec {' '.join(words)}: {err}")
+        return out
+
+
+def usage(bench):
+    """Whatever is wrong with the words of the command line ends with 2, one message and nothing on stdout."""
+    tiny = bench.tiny
+    wrong = [
+        (["check", tiny, "--json"], "`check` takes no --json; that is for plan, schedule and compare"),
+        (["fmt", tiny, "--shape", "s128"], "takes no --shape"),
+        (["plan", tiny, "--trace", "x"], "takes no --trace"),
+        (["plan", tiny, "--explain", "--json"], "choose one"),
+        (["schedule", tiny, "-o", "x"], "takes no --out"),
+        (["build", tiny, "--json"], "takes no --json"),
+        (["compare", tiny, "--system", "tutel"], "takes no --system"),
+        (["keys", tiny], "takes no file"),
+        (["keys", "--json"], "takes no --json"),
+        (["compare"], "which file"),
+        (["compair", tiny], "did you mean 'compare'"),
+        (["fmt", tiny, "-w", "--check"], "choose one"),
+        (["plan", tiny, "--system", "megatrom"], "did you mean 'megatron'"),
+        (["plan", tiny, "--system"], "needs a value"),
+        (["compare", tiny, "--systems", "tutel,comit"], "did you mean 'comet'"),
+        (["compare", tiny, "--systems", "tutel,tutel"], "twice"),
+        (["compare", tiny, "--systems", ""], "there is no system ''"),
+        (["compare", tiny, "--systems", "auto"], "there is no system 'auto'"),
+        (["plan", tiny, "--shape", "s129"], "did you mean 's128'"),
+        (["plan", tiny, "-D", "Q=1"], "no let of this name"),
+        (["plan", tiny, "-D", "S"], "expected name=value"),
+        (["plan", tiny, "-D", "S=0"], "seq must be at least 1"),
+        (["plan", tiny, "-D", "S=4GB"], "is a size"),
+        (["compare", tiny, "--sweep", "seq"], "expected key=value"),
+        (["compare", tiny, "--sweep", "seq="], "no values"),
+        (["compare", tiny, "--sweep", "sequence=1"], "cannot be swept"),
+        (["compare", tiny, "--sweep", "seq=1,,2"], "is not 1 value"),
+        (["compare", tiny, "--sweep", "seq:top_k=1:2,3"], "is not 2 values"),
+        (["compare", tiny, "--sweep", "seq=128", "--sweep", "seq=256"], "moves seq twice"),
+        (["compare", tiny, "--sweep", "top_k=1,16"], "exceeds"),
+        (["compare", tiny, "--sweep", "seq=4GiB"], "is a size"),
+        (["compare", tiny, "--sweep", "seq=4 }"], "--sweep seq"),
+    ]
+    for words, text in wrong:
+        code, out, err = bench.run(*words)
+        check(code == 2, f"moec {' '.join(words)}: exit code {code}, 2 expected: {err}")
+        check(out == "", f"moec {' '.join(words)}: printed {out[:80]!r}")
+        check(text in err, f"moec {' '.join(words)}: {text!r} is not in {err!r}")
+    # a spec that is wrong without its -D is wrong
+    with open(bench.path("wrong.moespec"), "w", encoding="utf-8") as out:
+        out.write("let A = 1\nmodel { layers = A }\n")
+    check(bench.run("check", bench.path("wrong.moespec"), "-D", "A=2")[0] == 1, "a wrong spec with -D: 1 expected")
+    for verb in ["check", "fmt", "plan", "schedule", "sim", "compare", "build", "keys"]:
+        text = bench.ok(verb, "--help")
+        check(f"moec {verb}" in text and ("\n  --json" in text) == (verb in ["plan", "schedule", "compare"]),
+              f"help of {verb}")
+    check("--sweep" in bench.ok("--help"), "help of all")
+    # files: a folder that is not there is an error of writing, exit 1, and nothing is left behind
+    code, _, err = bench.run("sim", tiny, "-o", bench.path("nowhere/x.svg"))
+    check(code == 1 and "cannot write" in err, f"sim to nowhere: {code} {err}")
+    code, _, err = bench.run("compare", tiny, "--systems", "af_pipe", "--html", bench.path("nowhere/x.html"))
+    check(code == 1 and "cannot write" in err, f"compare to nowhere: {code} {err}")
+    # same input, same bytes, the solver's clock included
+    check(json.loads(bench.ok("plan", tiny, "--json"))["solver"]["ms"] == 0, "plan --json shows the clock")
+    text = bench.ok("sim", tiny, "-o", bench.path("t.svg"))
+    check("exposed" in text and "bubble" in text and "MFU" in text, "sim says nothing")
+    root = xml.etree.ElementTree.parse(bench.path("t.svg")).getroot()
+    check(root.tag == "{http://www.w3.org/2000/svg}svg", "the drawing is not SVG")
+    check(len(root.findall("{http://www.w3.org/2000/svg}rect")) > 100, "the drawing is empty")
+    text = bench.ok("plan", bench.spec, "--explain", "--svg", bench.path("roof.svg"))
+    check(len(text) > len(bench.ok("plan", bench.spec)) + 200, f"nothing explained: {text}")
+    check(xml.etree.ElementTree.parse(bench.path("roof.svg")).getroot().tag.endswith("svg"), "the roofline is not SVG")
+    for system in SYSTEMS:
+        code, out, err = bench.run("plan", bench.spec, "--shape", "s2k", "--system", system, "--json")
+        check(code == 0 and json.loads(out)["system"] == system, f"plan --system {system}: {code} {err}")
+    out = bench.ok("plan", bench.spec, "--shape", "s2k", "--system", "auto")
+    check(re.search(r"auto: \w+, [0-9.]+x faster than \w+, the next", out), f"auto says nothing: {out[-200:]}")
+
+
+NUMBERS = ["step_ns", "compute_ns", "overlapped_comm_ns", "exposed_comm_ns", "bubble_ns", "bubble", "exposed_step_ns",
+           "mfu", "tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_cluster_gpu", "peak_memory",
+           "memory_limit", "gpus", "micro_batches"]
+
+
+def check_row(row):
+    name = f"{row['shape']} {row['system']}"
+    for key in NUMBERS:
+        check(isinstance(row.get(key), (int, float)) and row[key] >= 0, f"{name}: {key} is {row.get(key)}")
+    total = row["compute_ns"] + row["exposed_comm_ns"] + row["bubble_ns"]
+    check(abs(total - row["step_ns"]) <= 1e-6 * row["step_ns"] + 2, f"{name}: parts add to {total}, not {row['step_ns']}")
+    check(abs(row["bubble"] - row["bubble_ns"] / row["step_ns"]) < 1e-9, f"{name}: bubble")
+    check(0 < row["mfu"] < 1, f"{name}: mfu {row['mfu']}")
+    check(row["peak_memory"] <= row["memory_limit"], f"{name}: memory")
+    flat, rank = row["bytes_per_token"]["flat"], row["bytes_per_token"]["rank"]
+    check(rank["dispatch"] <= flat["dispatch"], f"{name}: dedup moves more")
+    if row["system"] in ["af_pipe", "afd"]:
+        check(flat["p2p"] == 0, f"{name}: the N2M needs no p2p")
+
+
+def json_part(bench):
+    text = bench.ok("compare", bench.spec, "--json")
+    table = json.loads(text)
+    check(table["version"] == 1 and table["rules"], "version or rules")
+    rows = table["rows"]
+    check([(r["shape"], r["system"]) for r in rows] == [(s, n) for s in ["s2k", "s4k"] for n in SYSTEMS], "rows")
+    by = {(r["shape"], r["system"]): r for r in rows if r["ran"]}
+    for row in rows:
+        if not row["ran"]:
+            check(bool(row["reason"]), f"{row['system']}: no reason")
+            continue
+        check_row(row)
+        for other, speedup in row["speedup_vs"].items():
+            want = by[row["shape"], other]["step_ns"] / row["step_ns"]
+            check(abs(speedup - want) < 1e-6 * want, f"{row['system']} against {other}: {speedup}, not {want}")
+    ran = [n for n in SYSTEMS if ("s2k", n) in by]
+    check(len(ran) >= 6, f"only {ran} ran")
+    check(text == bench.ok("compare", bench.spec, "--json"), "twice the same, other bytes")
+    few = json.loads(bench.ok("compare", bench.spec, "--shape", "s4k", "--systems", "dualpipe,af_pipe", "--json"))
+    check([r["system"] for r in few["rows"]] == ["dualpipe", "af_pipe"], "--systems keeps its order")
+    for row in few["rows"]:
+        check(row == {**by["s4k", row["system"]], "speedup_vs": row["speedup_vs"]}, f"{row['system']} alone differs")
+    # auto takes the fastest of them
+    plan = json.loads(bench.ok("plan", bench.spec, "--shape", "s2k", "--system", "auto", "--json"))
+    best = min((r for r in rows if r["ran"] and r["shape"] == "s2k"), key=lambda r: r["step_ns"])
+    check(plan["system"] == best["system"] and plan["step_ns"] == best["step_ns"], f"auto: {plan['system']}")
+    # a system that cannot run is a row with its reason, and no error
+    with open(bench.path("short.moespec"), "w", encoding="utf-8") as out:
+        out.write(SPEC.format(specs=bench.specs).replace("global_batch = 64", "global_batch = 2"))
+    out = bench.ok("compare", bench.path("short.moespec"), "--shape", "s2k")
+    check("cannot run" in out, f"everything runs two sequences: {out}")
+
+
+class Tags(html.parser.HTMLParser):
+    """Every element that begins also ends, in order; nothing refers to the network."""
+    VOID = {"meta"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.count, self.bad = [], {}, []
+
+    def handle_starttag(self, tag, attrs):
+        self.count[tag] = self.count.get(tag, 0) + 1
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "data") or "url(" in (value or ""):
+                self.bad.append(f"{tag} {name}={value}")
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.bad.append(f"</{tag}>")
+
+
+def check_page(text, name):
+    xml.etree.ElementTree.fromstring(text.split("\n", 1)[1])  # raises if it is not well-formed
+    tags = Tags()
+    tags.feed(text)
+    check(not tags.open and not tags.bad, f"{name}: {tags.open} {tags.bad}")
+    check(not re.search(r"https?://(?!www\.w3\.org/)|@import|fetch\(|XMLHttpRequest", text), f"{name}: reaches out")
+    check("nan" not in re.sub(r"<script>.*", "", text, flags=re.S).lower().split(), f"{name}: not a number")
+    check(len(text) < 5 << 20, f"{name}: {len(text)} bytes")
+    return tags.count
+
+
+def page(bench):
+    first, second = bench.path("a.html"), bench.path("b.html")
+    table = bench.ok("compare", bench.spec, "--html", first)
+    bench.ok("compare", bench.spec, "--html", second)
+    with open(first, encoding="utf-8") as one, open(second, encoding="utf-8") as two:
+        text = one.read()
+        check(text == two.read(), "twice the same, another page")
+    count = check_page(text, "page")
+    check(count.get("svg", 0) >= 6 and count.get("table", 0) == 2, f"page: {count}")
+    for line in table.splitlines():
+        check(not line.endswith(" "), f"blanks at the end of {line!r}")
+    data = json.loads(re.search(r'id="timelines">(.*?)</script>', text, re.S).group(1))
+    check(len(data["rows"]) >= 12, "timelines are missing")
+    for row in data["rows"]:
+        check(len(row["lanes"]) == 3 * len(row["groups"]), "lanes of a timeline")
+        for lane in row["lanes"]:
+            at = 0
+            for i in range(0, len(lane), 5):
+                check(lane[i] >= 0 and lane[i + 1] > 0 and lane[i + 2] < len(data["classes"]), "a rectangle")
+                at += lane[i]
+            check(at * row["unit"] <= row["step"] * 1.001, f"a rectangle beyond the step: {at * row['unit']}")
+    # names and reasons with characters that mean something in markup
+    with open(bench.path("odd.moespec"), "w", encoding="utf-8") as out:
+        out.write(SPEC.format(specs=bench.specs).replace("global_batch = 64", "global_batch = 1"))
+    bench.ok("compare", bench.path("odd.moespec"), "--html", first)
+    with open(first, encoding="utf-8") as one:
+        check_page(one.read(), "odd page")
+
+
+def sweep(bench):
+    some = ["--systems", "af_pipe,megatron,dualpipe", "--shape", "s2k"]
+    table = json.loads(bench.ok("compare", bench.spec, *some, "--sweep", "seq=1Ki,2Ki,4096", "--json"))
+    rows = table["rows"]
+    check([(r["sweep"]["seq"], r["seq"]) for r in rows[::3]] == [("1Ki", 1024), ("2Ki", 2048), ("4096", 4096)], "seq")
+    plain = json.loads(bench.ok("compare", bench.spec, *some, "--json"))["rows"]
+    check([dict(r, sweep=None) for r in rows[3:6]] == [dict(r, sweep=None) for r in plain],
+          "a sweep over the spec's own value differs from no sweep")
+    steps = [r["step_ns"] for r in rows if r["system"] == "af_pipe"]
+    check(steps == sorted(steps), f"longer sequences take less time: {steps}")
+    # two keys at once, and a second sweep: the last moves fastest
+    rows = json.loads(bench.ok("compare", bench.spec, *some, "--sweep", "nic=10GB/s,50 GB/s", "--sweep",
+                               "seq:global_batch=1Ki:128,2Ki:64", "--json"))["rows"]
+    check([tuple(r["sweep"].values()) for r in rows[::3]] ==
+          [("10GB/s", "1Ki", "128"), ("10GB/s", "2Ki", "64"), ("50 GB/s", "1Ki", "128"), ("50 GB/s", "2Ki", "64")],
+          f"points: {[r['sweep'] for r in rows[::3]]}")
+    slow, fast = ([r["step_ns"] for r in rows if r["sweep"]["nic"] == n] for n in ["10GB/s", "50 GB/s"])
+    check(all(a >= b for a, b in zip(slow, fast)), "faster NICs make a step slower")
+    # pins of one system leave the others alone; keys in blocks that the file does not have
+    for key in ["top_k=2,4", "expert_parallel=4,8", "virtual_stages=1,2", "attention_gpus:ffn_gpus=4:4,2:2",
+                "attention_nics:ffn_nics=2:6,4:4", "dedup=rank,node", "nodes=1,2", "memory=40 GB,80 GB"]:
+        rows = json.loads(bench.ok("compare", bench.spec, *some, "--sweep", key, "--json"))["rows"]
+        check(len(rows) == 6 and any(r["ran"] for r in rows), f"--sweep {key}: {[r.get('reason') for r in rows]}")
+    name = bench.path("s.html")
+    out = bench.ok("compare", bench.spec, *some, "--sweep", "nic=10GB/s,50 GB/s", "--sweep", "top_k=1,2,4", "--html", name)
+    check(out.count("top_k=4") >= 8 and "fastest: " in out, "the table lacks points")
+    with open(name, encoding="utf-8") as page_file:
+        text = page_file.read()
+    check_page(text, "page of a sweep")
+    check(text.count("<path ") == 2 * 3, "two panels of three lines")
+    # shapes that differ in length alone are one when the length is swept
+    code, _, err = bench.run("compare", bench.spec, "--systems", "af_pipe", "--sweep", "seq=1Ki")
+    check(code == 0 and "takes the first" in err, f"two shapes under a sweep of seq: {err}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=["usage", "json", "page", "sweep"])
+    parser.add_argument("--moec", required=True)
+    parser.add_argument("--specs", required=True)
+    args = parser.parse_args()
+    {"usage": usage, "json": json_part, "page": page, "sweep": sweep}[args.part](Bench(args.moec, args.specs))
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

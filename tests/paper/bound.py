@@ -1,0 +1,125 @@
+"""The feasible bound of af_pipe: over all integer splits of the GPUs, the least time of a step in which every message is
+hidden. A split is: replicas, groups per side, GPUs per group, recomputation. Of each split the bound is the largest of
+  busy    a group's compute, after the chain that reaches its first layer (fill), with the optimizer's part behind it;
+  flight  the chain of one micro-batch, forward and back, over how many of them memory holds at once.
+Memory here is what no layout can do without: weights, gradients, an even part of the optimizer's state over all GPUs, and
+what the backward pass needs of the micro-batches in flight; not buffers, not workspace. So the bound is from below.
+Beside it the same with links: no group's NICs can move less than its rows, one per token and node of the receiving group,
+each GPU with one NIC and no node of both sides."""
+from collections import namedtuple
+
+Split = namedtuple("Split", "replicas p_att att p_ffn ffn recompute")
+Bound = namedtuple("Bound", "seconds linked split terms")
+
+GPUS_PER_NODE = 8
+
+
+def layers_of(costs, p_att, p_ffn):
+    att = [[] for _ in range(p_att)]
+    ffn = [[] for _ in range(p_ffn)]
+    for layer in range(costs.layers):
+        att[layer % p_att].append(layer)
+        if layer >= costs.dense:
+            ffn[(layer - costs.dense) % p_ffn].append(layer)
+    return att, ffn
+
+
+def node_rows(costs, ranks):
+    """Nodes that one token goes to, of a group of so many ranks."""
+    total, first = 0, 0
+    while first < ranks:
+        last = min(ranks, first + GPUS_PER_NODE)
+        hits, miss = costs.experts * last // ranks - costs.experts * first // ranks, 1.0
+        for i in range(costs.k):
+            miss *= max(0, costs.experts - hits - i) / (costs.experts - i)
+        total, first = total + 1 - miss, last
+    return total
+
+
+def links_of(costs, split, layers, n_mbs, att):
+    """Seconds that the NICs of one group move rows, in each direction: two forward or two backward classes a layer."""
+    moved = n_mbs * layers * 2 * node_rows(costs, split.ffn) * costs.seq * 2 * costs.h
+    return moved / costs.nic * (1 if att else split.att / split.ffn * costs.imbalance)
+
+
+def bound_of(costs, split):
+    """Seconds of one split and its terms; None where memory does not hold it."""
+    full, none = split.recompute == "full", split.recompute == "none"
+    att, ffn = layers_of(costs, split.p_att, split.p_ffn)
+    n_mbs = costs.batch / (split.replicas * split.att)  # a sequence on each rank of an attention group
+    if n_mbs < 1:
+        return None
+    f = costs.ffn(split.att, split.ffn)
+    ffn_all = sum(f[:3]) + (0 if none else f[3])
+    reach_att, reach_ffn, at = {}, {}, 0
+    for layer in range(costs.layers):
+        reach_att.setdefault(layer % split.p_att, at)
+        at += costs.attention(layer)[0]
+        if layer >= costs.dense:
+            reach_ffn.setdefault((layer - costs.dense) % split.p_ffn, at)
+            at += f[0]
+    chain = at + costs.head() + sum(costs.attention(l)[1] for l in range(costs.layers)) + sum(map(len, ffn)) * f[1]
+    busy, fill, caps, links = {}, {}, [], 0
+    for g, mine in enumerate(att):
+        each = sum(sum(costs.attention(l)[:3 + full]) for l in mine) + (costs.embed() if g == 0 else 0)
+        head = costs.layers % split.p_att == g
+        busy["A", g] = n_mbs * (each + (costs.head() if head else 0))
+        fill["A", g] = reach_att[g]
+        caps.append((costs.memory - costs.state(len(mine), 0, 0, (g == 0) + head)) / (len(mine) * costs.saved_att(full)))
+        links = max(links, links_of(costs, split, sum(l >= costs.dense for l in mine), n_mbs, True))
+    for g, mine in enumerate(ffn):
+        busy["F", g] = n_mbs * len(mine) * ffn_all
+        fill["F", g] = reach_ffn[g]
+        caps.append((costs.memory - costs.state(0, len(mine), -(-costs.experts // split.ffn), 0)) /
+                    (len(mine) * costs.saved_ffn(split.att, split.ffn, none)))
+        links = max(links, links_of(costs, split, len(mine), n_mbs, False))
+    if min(caps) < 1:
+        return None
+    worst = max(busy, key=lambda g: busy[g] + fill[g])
+    flight = chain * max(1, n_mbs / int(min(caps)))
+    seconds = max(busy[worst] + fill[worst], flight) + costs.optimizer()
+    return Bound(seconds, max(seconds, links), split,
+                 {"busy": busy[worst], "fill": fill[worst], "flight": flight, "optimizer": costs.optimizer(),
+                  "cap": int(min(caps)), "group": "%s%d" % worst, "links": links})
+
+
+def perfect(costs):
+    """Seconds if all compute were spread evenly over all GPUs: nothing recomputed, experts at the rate of large products."""
+    seqs = 64
+    best = min(n * sum(costs.ffn(seqs, n)[:3]) for n in range(1, costs.experts + 1) if costs.experts % n == 0)
+    att = sum(sum(costs.attention(l)[:3]) for l in range(costs.layers)) + costs.head() + costs.embed()
+    return costs.batch * (att + (costs.layers - costs.dense) * best / seqs) / costs.gpus
+
+
+def least(costs, replicas, p_att, att):
+    """Of the attention side alone, from below."""
+    each = sum(sum(costs.attention(l)[:3]) for l in range(costs.layers)) + costs.head()
+    return costs.batch / (replicas * att * p_att) * each
+
+
+def bounds(costs, most=8, groups=12):
+    """The best splits by the bound, and by the bound with links."""
+    found, linked = [], []
+    for replicas in range(1, costs.gpus // 2 + 1):
+        budget = costs.gpus // replicas
+        for p_att in range(1, min(groups, costs.layers) + 1):
+            for att in range(budget // p_att, 0, -1):
+                floor = least(costs, replicas, p_att, att)
+                if len(linked) == most and len(found) == most and floor > max(found[-1].seconds, linked[-1].linked):
+                    break
+                for p_ffn in range(1, groups + 1):
+                    ffn = min((budget - p_att * att) // p_ffn, costs.experts)
+                    if ffn < 1:
+                        break
+                    # more ranks than `few` hold no fewer experts; whole nodes cut rows
+                    few = -(-costs.experts // -(-costs.experts // ffn))
+                    for n in {ffn, few, max(few, ffn // GPUS_PER_NODE * GPUS_PER_NODE)}:
+                        for recompute in ("none", "selective", "full"):
+                            b = bound_of(costs, Split(replicas, p_att, att, p_ffn, n, recompute))
+                            if b:
+                                found.append(b)
+                                linked.append(b)
+                    if len(found) > 64:
+                        found = sorted(found, key=lambda b: b.seconds)[:most]
+                        linked = sorted(linked, key=lambda b: b.linked)[:most]
+    return sorted(found, key=lambda b: b.seconds)[:most], sorted(linked, key=lambda b: b.linked)[:most]

@@ -17,11 +17,11 @@ typedef struct OptList {
 /* Values as given; NULL, false or empty where an option was not. */
 typedef struct Options {
   const char *file;
-  OptList defines, sweeps;
+  OptList defines, sweeps, runs;
   const char *shape, *system, *systems;
   const char *html, *trace, *svg, *out;
   const char *target, *cc, *cflags, *runtime_lib;
-  const char *trials, *radius, *steps, *launch, *work;
+  const char *trials, *radius, *steps, *launch, *work, *name;
   bool json, explain, orders, timing, write, check, sources_only, quiet;
 } Options;
 

@@ -33,16 +33,25 @@ static const char *sizes_of(Arena *arena, const Plan *plan, int role)
   return same ? arena_printf(arena, "%dx%d", n, first) : text;
 }
 
+/* What is kept and where, if not all activations on their ranks and the optimizer's state with the weights. */
+static const char *memory_of(Arena *arena, const Plan *plan)
+{
+  static const char *const again[] = {"", ", selective recompute", ", full recompute", ""};
+  static const char *const shards[] = {"", ", whole optimizer", ", optimizer on all", ""};
+  return arena_printf(arena, "%s%s", again[plan->recompute], shards[plan->optimizer_shard]);
+}
+
 static const char *settings_of(Arena *arena, const Plan *plan)
 {
+  const char *memory = memory_of(arena, plan);
   if (plan_system_colocated(plan->system)) {
     int stages = plan->n_stages / (plan->n_groups ? plan->n_groups : 1);
     const char *chunks = plan->chunks > 1 ? arena_printf(arena, ", %d chunks", plan->chunks) : "";
-    return arena_printf(arena, "%d x PP%d EP%d VPP%d, %d mb%s", plan->replicas, plan->n_groups, plan->groups[0].n_ranks,
-                        stages, plan->micro_batches, chunks);
+    return arena_printf(arena, "%d x PP%d EP%d VPP%d, %d mb%s%s", plan->replicas, plan->n_groups,
+                        plan->groups[0].n_ranks, stages, plan->micro_batches, chunks, memory);
   }
-  return arena_printf(arena, "%d x A %s F %s, %d mb", plan->replicas, sizes_of(arena, plan, PLAN_A),
-                      sizes_of(arena, plan, PLAN_F), plan->micro_batches);
+  return arena_printf(arena, "%d x A %s F %s, %d mb, %d in flight%s", plan->replicas, sizes_of(arena, plan, PLAN_A),
+                      sizes_of(arena, plan, PLAN_F), plan->micro_batches, plan->in_flight, memory);
 }
 
 static void run_row(Arena *arena, CompareRow *row, int shape, int timeline_rects)

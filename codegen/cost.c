@@ -380,12 +380,9 @@ static Work relay_op(const Spec *spec, const Plan *plan, MoeOpKind kind, int lay
   return (Work){.bytes = 2 * arrive * (double)cost_row_bytes(spec)};
 }
 
-int64_t cost_bucket_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, MoeBucketKind bucket, int layer)
+Work cost_bucket_terms(const Spec *spec, const Plan *plan, MoeOpKind kind, MoeBucketKind bucket, int layer)
 {
   bool model = bucket == MOE_BUCKET_EMBED || bucket == MOE_BUCKET_HEAD;
-  if (spec->costs.given) {
-    return 1;
-  }
   int experts = bucket == MOE_BUCKET_EXPERTS ? plan_ffn_experts(spec, ffn_of(plan, layer)) : 0;
   double n = (double)cost_bucket_elems(spec, bucket, model ? 0 : layer, experts);
   double holders = cost_bucket_holders(spec, plan, bucket, layer), slice = ceil(n / holders);
@@ -397,7 +394,22 @@ int64_t cost_bucket_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, Mo
   } else {
     w.bytes = n * 8;
   }
-  return (int64_t)max2(1, round(work_ns(spec, w)));
+  return w;
+}
+
+/* A sole holder exchanges nothing with other holders. Where its optimizer state lies with all ranks, its slices go
+   there and back all the same: that time is part of its ops, nothing hides it. */
+int64_t cost_bucket_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, MoeBucketKind bucket, int layer)
+{
+  if (spec->costs.given) {
+    return 1;
+  }
+  double ns = work_ns(spec, cost_bucket_terms(spec, plan, kind, bucket, layer));
+  bool alone = plan->optimizer_shard == OPT_SHARD_ALL && cost_bucket_holders(spec, plan, bucket, layer) == 1;
+  if (alone && (kind == MOE_OP_GRAD_REDUCE || kind == MOE_OP_OPTIMIZER)) {
+    ns += (double)cost_bucket_msg(spec, plan, MOE_EDGE_REDUCE, bucket, layer).ns;
+  }
+  return (int64_t)max2(1, round(ns));
 }
 
 /* The layer's bucket with the most work; layers >= L: the per-model ones. */
@@ -419,7 +431,7 @@ static int64_t tail_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, in
   return most;
 }
 
-static Work op_work(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
+Work cost_op_terms(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
 {
   switch (kind) {
   case MOE_OP_FFN_FWD:
@@ -467,7 +479,7 @@ static double given_ns(const Spec *spec, const Plan *plan, MoeOpKind kind)
 
 OpWork cost_op_work(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
 {
-  Work w = op_work(spec, plan, kind, layer);
+  Work w = cost_op_terms(spec, plan, kind, layer);
   return (OpWork){.flops = w.gemm + w.grouped + w.attention + w.attention_back, .bytes = w.bytes};
 }
 
@@ -482,5 +494,5 @@ int64_t cost_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer
   if (kind == MOE_OP_GRAD_REDUCE || kind == MOE_OP_OPTIMIZER || kind == MOE_OP_WEIGHTS_IN) {
     return tail_op_ns(spec, plan, kind, layer);
   }
-  return (int64_t)max2(1, round(work_ns(spec, op_work(spec, plan, kind, layer))));
+  return (int64_t)max2(1, round(work_ns(spec, cost_op_terms(spec, plan, kind, layer))));
 }

@@ -307,7 +307,7 @@ MsgCost cost_bucket_msg(const Spec *spec, const Plan *plan, MoeEdge edge, MoeBuc
   double near = (double)holders_near(plan, bucket, groups, n);
   int experts = bucket == MOE_BUCKET_EXPERTS ? plan_ffn_experts(spec, g) : 0;
   bool model = bucket == MOE_BUCKET_EMBED || bucket == MOE_BUCKET_HEAD;
-  if (spec->plan.optimizer_shard == OPT_SHARD_ALL) {
+  if (plan->optimizer_shard == OPT_SHARD_ALL) {
     owners = plan->replicas * plan->replica_ranks;
     near = owners < plan->ranks_per_node ? owners : plan->ranks_per_node;
   }

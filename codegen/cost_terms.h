@@ -48,6 +48,11 @@ double cost_expert_params(const Spec *);
 /* The layer's FFN group gets its dispatch through relays: plan.dedup is node and a node holds two of its ranks. */
 bool cost_relayed(const Plan *, int layer);
 
+/* Work of one compute op of a plan, of relays and node sums: on the fullest rank, for one full micro-batch or its
+   largest chunk. Nothing of ops of the step's tail: they have a bucket. */
+Work cost_op_terms(const Spec *, const Plan *, MoeOpKind, int layer);
+Work cost_bucket_terms(const Spec *, const Plan *, MoeOpKind, MoeBucketKind, int layer);
+
 /* Ops and messages of the step's tail know a bucket; cost_op_ns and cost_msg answer for the layer's
    largest. Of EMBED and HEAD the layer is not looked at. */
 int64_t cost_bucket_op_ns(const Spec *, const Plan *, MoeOpKind, MoeBucketKind, int layer);

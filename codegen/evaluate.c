@@ -7,16 +7,14 @@
 
 #include "codegen/listener.h"
 
-enum { MOST = 6, MORE = 2, EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
+enum { MOST = 16, MORE = 4, FULL = 6, EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
 
-/* Ops of one simulated step, roughly: what limits how many plans are simulated. */
-static const double ops_budget = 200000, ops_per_layer = 16;
+/* Ops of a step, roughly: what limits how many plans are simulated, and how many with few micro-batches. */
+static const double ops_per_layer = 16, full_budget = 200000, guess_budget = 1600000;
 
-static int how_many(const Spec *spec, const Plan *first)
+static double ops_of(const Spec *spec, int micro_batches)
 {
-  double ops = ops_per_layer * spec->model.layers * first->micro_batches;
-  double n = ops > 0 ? ops_budget / ops : 1;
-  return n < 1 ? 1 : n > MOST ? MOST : (int)n;
+  return ops_per_layer * spec->model.layers * micro_batches;
 }
 
 void evaluation_free(Evaluation *e)
@@ -36,12 +34,13 @@ typedef struct Try {
   Schedule sched;
 } Try;
 
-static bool try_plan(const Spec *spec, const Plan *plan, Try *t)
+static bool try_plan(const Spec *spec, const Plan *plan, bool quick, Try *t)
 {
   *t = (Try){.arena = arena_new()};
   Arena *words = arena_new();
   Listener *l = listener_new(words);
-  bool ok = sched_build(t->arena, l->diag, spec, plan, &t->sched);
+  bool ok = quick ? sched_build_quick(t->arena, l->diag, spec, plan, &t->sched)
+                  : sched_build(t->arena, l->diag, spec, plan, &t->sched);
   listener_heard(words, l);
   arena_free(words);
   if (!ok) {
@@ -49,6 +48,83 @@ static bool try_plan(const Spec *spec, const Plan *plan, Try *t)
     t->arena = NULL;
   }
   return ok;
+}
+
+/* ---- steps of few micro-batches ---- */
+
+/* Step time with so many micro-batches, by a few orders; 0 if it cannot be scheduled. */
+static double short_step_ns(const Spec *spec, const Plan *plan, int micro_batches)
+{
+  Plan few = *plan;
+  Try t;
+  few.micro_batches = micro_batches;
+  few.in_flight = few.in_flight < micro_batches ? few.in_flight : micro_batches;
+  if (!try_plan(spec, &few, true, &t)) {
+    return 0;
+  }
+  double ns = (double)t.sched.step_ns;
+  arena_free(t.arena);
+  return ns;
+}
+
+/* Two numbers of micro-batches: the first fills the pipeline, the second shows the slope of the steady state. In
+   colocated systems both keep the remainder that the orders are made for. Returns false where the plan has no more. */
+static bool short_steps(const Plan *plan, int *first, int *second)
+{
+  int turn = plan_system_colocated(plan->system) ? 2 * plan->n_groups : 1;
+  turn = plan->mb_group > turn ? plan->mb_group : turn;
+  int ahead = plan_system_colocated(plan->system) ? turn : plan->in_flight + plan->in_flight / 4 + 2;
+  int more = plan_system_colocated(plan->system) ? turn : plan->in_flight + plan->in_flight / 2 + 8;
+  *first = plan->micro_batches % turn + (ahead + turn - 1) / turn * turn;
+  *second = *first + (more + turn - 1) / turn * turn;
+  return *second < plan->micro_batches;
+}
+
+/* Step time of all micro-batches from two short steps: what follows the first takes the slope between them. */
+static double guess_ns(const Spec *spec, const Plan *plan)
+{
+  int first, second;
+  if (!short_steps(plan, &first, &second)) {
+    return short_step_ns(spec, plan, plan->micro_batches);
+  }
+  double a = short_step_ns(spec, plan, first), b = a > 0 ? short_step_ns(spec, plan, second) : 0;
+  return b > 0 ? a + (plan->micro_batches - first) * (b - a) / (second - first) : 0;
+}
+
+static double guess_ops(const Spec *spec, const Plan *plan)
+{
+  int first, second;
+  return ops_of(spec, short_steps(plan, &first, &second) ? first + second : plan->micro_batches);
+}
+
+/* Sorts the plans by what their short steps promise; equal ones and those that are too many to look at stay in the
+   order of their estimates, and behind those that were looked at. Returns how many can be scheduled or were not looked
+   at. */
+static int rank_plans(const Spec *spec, Plan *plans, int n)
+{
+  double spent = 0;
+  int looked = 0, kept = 0;
+  while (looked < n && (looked < 2 || spent + guess_ops(spec, &plans[looked]) <= guess_budget)) {
+    Plan plan = plans[looked];
+    spent += guess_ops(spec, &plan);
+    double ns = guess_ns(spec, &plan);
+    if (ns > 0) {
+      int at = kept++;
+      plan_set_step(spec, &plan, ns);
+      for (int i = looked; i > at; i--) { /* over those that failed */
+        plans[i] = plans[i - 1];
+      }
+      for (; at > 0 && plans[at - 1].step_ns > ns; at--) {
+        plans[at] = plans[at - 1];
+      }
+      plans[at] = plan;
+    }
+    looked++;
+  }
+  for (int i = looked; i < n; i++) {
+    plans[kept++] = plans[i];
+  }
+  return kept;
 }
 
 Spec evaluate_view(const Spec *spec, SystemKind system)
@@ -78,6 +154,13 @@ Spec evaluate_view(const Spec *spec, SystemKind system)
     pins->chunks = 0;
   }
   return view;
+}
+
+void evaluate_for_cpu(Spec *spec)
+{
+  PlanSpec *pins = &spec->plan;
+  pins->recompute = pins->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : pins->recompute;
+  pins->optimizer_shard = pins->optimizer_shard == OPT_SHARD_AUTO ? OPT_SHARD_HOLDERS : pins->optimizer_shard;
 }
 
 static bool same_layout(const Plan *a, const Plan *b)
@@ -138,14 +221,19 @@ static int evaluate_one(Diag *diag, const Spec *own, int shape, SystemKind syste
   if (n <= 0) {
     return e->code = infeasible ? EXIT_NO_PLAN : EXIT_REFUSED;
   }
-  int few = how_many(spec, &plans[0]), all = n + add_single_groups(e->arena, spec, shape, system, plans, n);
+  n += add_single_groups(e->arena, spec, shape, system, plans, n);
+  int all = n > 1 ? rank_plans(spec, plans, n) : n;
+  all = all > 0 ? all : n;
   Try best = {0};
+  double spent = 0;
   /* a plan that cannot be scheduled does not count among those that are tried */
-  for (int i = 0; i < all; i++) {
+  for (int i = 0; i < all && e->tried < FULL; i++) {
     Try t;
-    if ((i < n && e->tried >= few) || !try_plan(spec, &plans[i], &t)) {
+    double ops = ops_of(spec, plans[i].micro_batches);
+    if ((e->tried >= 2 && spent + ops > full_budget) || !try_plan(spec, &plans[i], false, &t)) {
       continue;
     }
+    spent += ops;
     e->tried++;
     plan_set_step(spec, &plans[i], (double)t.sched.step_ns);
     bool better = winner < 0 || t.sched.step_ns < best.sched.step_ns;

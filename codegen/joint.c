@@ -1,5 +1,5 @@
-/* A candidate is given up as soon as the shapes looked at so far have cost more than the best one in all, the others
-   taken to lose nothing. */
+/* A candidate is given up as soon as the shapes simulated so far, and the others by their lower bounds, cost more than
+   the best one. */
 #include "codegen/joint.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "codegen/listener.h"
 #include "codegen/plan_shape.h"
 
-enum { EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
+enum { EXIT_REFUSED = 1, EXIT_NO_PLAN = 3, MOST_PAIRS = 6 };
 
 typedef struct Search {
   const Spec *spec;
@@ -33,8 +33,10 @@ static Joint joint_new(int n)
   j.plans = arena_new_array(j.arena, Plan, (size_t)n);
   j.scheds = arena_new_array(j.arena, Schedule, (size_t)n);
   j.sched_arenas = arena_new_array(j.arena, Arena *, (size_t)n);
+  j.taken = arena_new_array(j.arena, bool, (size_t)n);
   for (int i = 0; i < n; i++) {
     j.sched_arenas[i] = NULL;
+    j.taken[i] = false;
   }
   return j;
 }
@@ -52,12 +54,34 @@ void joint_free(Joint *j)
   *j = (Joint){0};
 }
 
-/* One shape of a candidate. Returns false if it cannot run. */
-static bool schedule_shape(Diag *diag, const Spec *view, const Plan *base, int shape, Joint *j)
+/* Plans every shape of a candidate; bounds: the least that each can add to the sum. A shape on its own layout is taken
+   over as it is. Returns false if one of them cannot run. */
+static bool plan_all(Search *s, Diag *diag, const Spec *view, const Plan *base, Joint *j, double *bounds)
+{
+  for (int i = 0; i < j->n; i++) {
+    const Evaluation *own = &s->own[i];
+    double least = (double)own->sched.step_ns;
+    if (plan_same_layout(view, &own->plan, base)) {
+      j->plans[i] = own->plan;
+      j->plans[i].groups = arena_new_array(j->arena, PlanGroup, (size_t)base->n_groups);
+      memcpy(j->plans[i].groups, own->plan.groups, (size_t)base->n_groups * sizeof *own->plan.groups);
+      j->scheds[i] = own->sched;
+      j->taken[i] = true;
+    } else if (plan_for_shape(j->arena, diag, view, base, i, &j->plans[i])) {
+      least = (double)sched_bound(view, &j->plans[i]).ns;
+    } else {
+      return false;
+    }
+    bounds[i] = view->shapes[i].weight * (least / alone_ns(s, i) - 1);
+  }
+  return true;
+}
+
+static bool schedule_shape(Diag *diag, const Spec *view, int shape, Joint *j)
 {
   Plan *plan = &j->plans[shape];
-  if (!plan_for_shape(j->arena, diag, view, base, shape, plan)) {
-    return false;
+  if (j->taken[shape]) {
+    return true;
   }
   j->sched_arenas[shape] = arena_new();
   if (!sched_build(j->sched_arenas[shape], diag, view, plan, &j->scheds[shape])) {
@@ -71,12 +95,18 @@ static bool schedule_shape(Diag *diag, const Spec *view, const Plan *base, int s
 /* Weighted sum over all shapes, INFINITY where the candidate fails or cannot win. */
 static double price(Search *s, Diag *diag, const Spec *view, const Plan *base, Joint *j)
 {
-  double sum = s->weights;
+  double sum = s->weights, *bounds = arena_new_array(j->arena, double, (size_t)j->n);
+  if (!plan_all(s, diag, view, base, j, bounds)) {
+    return INFINITY;
+  }
+  for (int i = 0; i < j->n; i++) {
+    sum += bounds[i];
+  }
   for (int i = 0; i < j->n && sum < s->best; i++) {
-    if (!schedule_shape(diag, view, base, i, j)) {
+    if (!schedule_shape(diag, view, i, j)) {
       return INFINITY;
     }
-    sum += view->shapes[i].weight * ((double)j->scheds[i].step_ns / alone_ns(s, i) - 1);
+    sum += view->shapes[i].weight * ((double)j->scheds[i].step_ns / alone_ns(s, i) - 1) - bounds[i];
   }
   if (sum < s->best && !plan_share_memory(j->plans, j->n)) {
     diag_error(diag, (Span){0}, "no plan: the pools and message slots of all shapes together do not fit the memory");
@@ -104,10 +134,16 @@ static bool is_new(Search *s, const Plan *plan)
   return true;
 }
 
-/* Candidates of one system. The evaluations live as long as `seen` needs them. */
+/* Whether plans are small enough for all candidates to be simulated. */
+static bool small(const Evaluation *e)
+{
+  return e->tried >= e->n_plans;
+}
+
+/* Candidates of one system; of large plans only the first. The evaluations live as long as `seen` needs them. */
 static void try_candidates(Search *s, const Spec *view, const Evaluation *from, Joint *best)
 {
-  for (int c = 0; c < from->tried && c < from->n_plans; c++) {
+  for (int c = 0; c < (small(from) ? from->n_plans : 1); c++) {
     if (!is_new(s, &from->plans[c])) {
       continue;
     }
@@ -126,10 +162,34 @@ static void try_candidates(Search *s, const Spec *view, const Evaluation *from, 
   }
 }
 
+static int between(int64_t a, int64_t b)
+{
+  return (int)lround(sqrt((double)a * (double)b));
+}
+
+/* A shape between two others: what suits neither of them best, but both well, may suit it best. */
+static void evaluate_between(Search *s, SystemKind system, int a, int b, Evaluation *e)
+{
+  const ShapeSpec *x = &s->spec->shapes[a], *y = &s->spec->shapes[b];
+  ShapeSpec *middle = arena_new_of(s->words, ShapeSpec);
+  *middle = *x;
+  middle->seq = between(x->seq, y->seq);
+  middle->micro_batch = between(x->micro_batch, y->micro_batch);
+  middle->global_batch = between(x->global_batch, y->global_batch);
+  Spec *spec = arena_new_of(s->words, Spec);
+  *spec = *s->spec;
+  spec->shapes = middle;
+  spec->n_shapes = 1;
+  evaluate_quietly(spec, 0, system, e);
+}
+
+/* more: [n_shapes + MOST_PAIRS] */
 static void try_system(Search *s, SystemKind system, Joint *best, Evaluation *more)
 {
   Spec view = evaluate_view(s->spec, system);
-  for (int i = 0; i < s->spec->n_shapes; i++) {
+  int shapes = s->spec->n_shapes, pairs = 0;
+  bool all_small = true;
+  for (int i = 0; i < shapes; i++) {
     const Evaluation *from = &s->own[i];
     if (from->plan.system != system) {
       evaluate_quietly(s->spec, i, system, &more[i]);
@@ -137,6 +197,16 @@ static void try_system(Search *s, SystemKind system, Joint *best, Evaluation *mo
     }
     if (from->ran) {
       try_candidates(s, &view, from, best);
+    }
+    all_small = all_small && small(from);
+  }
+  for (int i = 0; i < shapes && all_small; i++) {
+    for (int k = i + 1; k < shapes && pairs < MOST_PAIRS && s->best > s->weights; k++) {
+      Evaluation *e = &more[shapes + pairs++];
+      evaluate_between(s, system, i, k, e);
+      if (e->ran) {
+        try_candidates(s, &view, e, best);
+      }
     }
   }
 }
@@ -183,7 +253,8 @@ static bool check(Diag *diag, const Spec *spec, const Joint *j)
   Spec view = evaluate_view(spec, j->plans[0].system);
   bool ok = true;
   for (int i = 0; i < j->n && ok; i++) {
-    ok = plan_check(diag, &view, &j->plans[i]) && sched_check(diag, &view, &j->plans[i], &j->scheds[i]);
+    ok = plan_check(diag, &view, &j->plans[i]);
+    ok = ok && (j->taken[i] || sched_check(diag, &view, &j->plans[i], &j->scheds[i]));
   }
   return ok;
 }
@@ -199,10 +270,11 @@ int evaluate_joint(Diag *diag, const Spec *spec, SystemKind system, const Evalua
     s.weights += spec->shapes[i].weight;
   }
   int n = list_systems(&s, system, systems, bounds);
-  Evaluation *more = arena_new_array(s.words, Evaluation, (size_t)(SYSTEM_COUNT * shapes));
-  memset(more, 0, (size_t)(SYSTEM_COUNT * shapes) * sizeof *more);
+  int each = shapes + MOST_PAIRS;
+  Evaluation *more = arena_new_array(s.words, Evaluation, (size_t)(SYSTEM_COUNT * each));
+  memset(more, 0, (size_t)(SYSTEM_COUNT * each) * sizeof *more);
   for (int i = 0; i < n && bounds[i] < s.best; i++) {
-    try_system(&s, systems[i], joint, &more[i * shapes]);
+    try_system(&s, systems[i], joint, &more[i * each]);
   }
   int code = 0;
   if (joint->n == 0) {
@@ -215,7 +287,7 @@ int evaluate_joint(Diag *diag, const Spec *spec, SystemKind system, const Evalua
     joint->tried = s.n_seen;
     code = check(diag, spec, joint) ? 0 : EXIT_REFUSED;
   }
-  for (int i = 0; i < SYSTEM_COUNT * shapes; i++) {
+  for (int i = 0; i < SYSTEM_COUNT * each; i++) {
     evaluation_free(&more[i]);
   }
   arena_free(s.words);

@@ -108,6 +108,13 @@ static double ffn_pairs(const Spec *spec, const MemIn *in)
                                             : min2(spec->model.moe.top_k, in->experts));
 }
 
+/* Of them, rows whose home the rank is: those pass the shared expert. */
+static double home_rows(const Spec *spec, const MemIn *in)
+{
+  double t = (double)(in->mb_seqs * chunk_seq(in)), f = spec->model.moe.imbalance;
+  return f > 0 ? min2(ffn_rows(spec, in), t * f / in->ffn_ranks) : t;
+}
+
 static int64_t list_bytes(double rows, double pairs)
 {
   return piece(1, 8) + piece(rows, sizeof(MoeRowHead)) + piece(pairs, sizeof(MoePair)) + piece(rows, 2);
@@ -126,7 +133,7 @@ static int64_t ffn_saved_bytes(const Spec *spec, const MemIn *in)
   int64_t n = list_bytes(rows, pairs) + piece(rows * h, b) + piece(rows, 4);
   n += piece(spec->model.moe.experts + 1, 4) + 2 * piece(pairs, 4);
   if (in->recompute == RECOMPUTE_NONE || in->recompute == RECOMPUTE_AUTO) {
-    n += piece(pairs * 2 * f, b) + (spec->model.moe.shared ? piece(rows * 2 * spec->model.moe.shared, b) : 0);
+    n += piece(pairs * 2 * f, b) + piece(home_rows(spec, in) * 2 * spec->model.moe.shared, b);
   }
   if (in->relayed) {
     double relay = relay_rows(spec, in);
@@ -266,11 +273,11 @@ int64_t memory_message(const Spec *spec, const MemIn *in, MoeEdge edge)
 
 /* ---- parameters ---- */
 
-/* Slots in which slices of buckets arrive from the other holders: REDUCE and SHARE alike. */
-static int64_t tail_bytes(double elems, int holders, int slots)
+/* Slots in which slices of a bucket arrive: REDUCE from the other holders, SHARE from the other owners. */
+static int64_t tail_bytes(double elems, int holders, int owners, int slots)
 {
-  int64_t slice = moe_part_max((int64_t)elems, holders);
-  return 2 * (int64_t)slots * (holders - 1) * (SLOT_HEAD + 64 + (int64_t)moe_align64((size_t)(4 * slice)));
+  int64_t slice = moe_part_max((int64_t)elems, owners), arrive = holders - 1 + owners - 1;
+  return (int64_t)slots * arrive * (SLOT_HEAD + 64 + (int64_t)moe_align64((size_t)(4 * slice)));
 }
 
 /* n buckets of a kind with so many elements each. slots: what their exchanges use together. */
@@ -280,16 +287,16 @@ static void add_buckets(const Spec *spec, const MemIn *in, int n, double elems, 
   if (n == 0 || elems == 0) {
     return;
   }
-  if (spec->plan.optimizer_shard == OPT_SHARD_NONE) {
+  if (in->shard == OPT_SHARD_NONE) {
     owners = 1;
-  } else if (spec->plan.optimizer_shard == OPT_SHARD_ALL) {
+  } else if (in->shard == OPT_SHARD_ALL) {
     owners = at_least(in->total_ranks, holders);
   }
   int64_t owned = moe_part_max((int64_t)elems, owners);
   m->weights += n * piece(elems, per_param[spec->train.dtype].weight);
   m->gradients += n * piece(elems, per_param[spec->train.dtype].gradient);
   m->optimizer += n * 3 * piece((double)owned, per_param[spec->train.dtype].optimizer / 3);
-  m->buffers += holders > 1 ? tail_bytes(elems, holders, slots < n ? slots : n) : 0;
+  m->buffers += tail_bytes(elems, holders, owners > holders ? owners : holders, slots < n ? slots : n);
 }
 
 static int ways(const MemIn *in)

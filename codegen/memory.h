@@ -22,6 +22,7 @@ typedef struct MemIn {
   int chunks;      /* 0: 1 */
   int micro_batches;
   Recompute recompute;
+  OptShard shard; /* never OPT_SHARD_AUTO */
   int in_flight;
   int live;              /* slots for a layer's micro-batch that must be kept; 0: in_flight for each layer */
   const MemSlots *slots; /* or NULL: what the plan must have room for. With them messages do not count. */

@@ -50,11 +50,12 @@ typedef struct Plan {
   int mb_group;   /* interleaved 1F1B: micro-batches per turn of a virtual stage */
   int *nic_ranks; /* [n_nics] first rank of the replica that uses NIC i */
   int n_nics;
-  Dedup dedup;       /* never DEDUP_AUTO */
-  int mb_seqs;       /* sequences of one full micro-batch: micro_batch x ranks of the largest attention group */
-  int micro_batches; /* per replica and step; the last may be short */
-  int in_flight;     /* most micro-batches between their first forward and their last weight gradient */
-  Recompute recompute;
+  Dedup dedup;              /* never DEDUP_AUTO */
+  int mb_seqs;              /* sequences of one full micro-batch: micro_batch x ranks of the largest attention group */
+  int micro_batches;        /* per replica and step; the last may be short */
+  int in_flight;            /* most micro-batches between their first forward and their last weight gradient */
+  Recompute recompute;      /* never RECOMPUTE_AUTO */
+  OptShard optimizer_shard; /* never OPT_SHARD_AUTO */
 
   double t_att_ns, t_ffn_ns; /* phase 1: roofline time of the two sides per layer and micro-batch, forward */
   double step_ns;            /* predicted; filled from the schedule */

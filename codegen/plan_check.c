@@ -226,7 +226,9 @@ static void check_pins(Check *c)
   const Plan *plan = c->plan;
   if ((pin->replicas && pin->replicas != plan->replicas) || plan->dedup == DEDUP_AUTO ||
       (pin->dedup != DEDUP_AUTO && pin->dedup != plan->dedup) || plan->recompute == RECOMPUTE_AUTO ||
-      (pin->recompute != RECOMPUTE_AUTO && pin->recompute != plan->recompute)) {
+      (pin->recompute != RECOMPUTE_AUTO && pin->recompute != plan->recompute) ||
+      plan->optimizer_shard == OPT_SHARD_AUTO ||
+      (pin->optimizer_shard != OPT_SHARD_AUTO && pin->optimizer_shard != plan->optimizer_shard)) {
     FAIL(c, "a pin of the spec was not kept");
   }
   if (plan->n_stages > 0) {

@@ -176,8 +176,12 @@ static void price_layouts(Search *s, StageLayout at, const StageTimes *t)
     StageIn in = order_in(s, &at);
     at.stages = stage_count(&in);
     if (at.stages <= layers && find_replicas(s, &at) && aligned(s, &at)) {
-      at.estimate = stage_step_ns(s->spec, &at, t);
-      add(s, &at);
+      for (at.shard = OPT_SHARD_HOLDERS; at.shard < OPT_SHARD_AUTO; at.shard++) {
+        if (plan_shard_allowed(s->spec, at.shard)) {
+          at.estimate = stage_step_ns(s->spec, &at, t);
+          add(s, &at);
+        }
+      }
     }
   }
 }
@@ -187,6 +191,7 @@ static Choice choice_of(const Search *s, const StageLayout *at)
   Choice c = {.replicas = at->replicas,
               .place = PLACE_COLOCATED,
               .recompute = at->recompute,
+              .shard = at->shard,
               .stages = at->stages,
               .mb_group = at->mb_group,
               .chunks = at->chunks,
@@ -321,6 +326,7 @@ static int by_estimate(const void *a, const void *b)
                          {x->stages, y->stages},
                          {x->chunks, y->chunks},
                          {(int)x->recompute, (int)y->recompute},
+                         {(int)x->shard, (int)y->shard},
                          {x->n, y->n}};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
     if (keys[i][0] != keys[i][1]) {
@@ -335,8 +341,8 @@ static bool crowded(const StageLayout *kept, int n, const StageLayout *at)
 {
   int alike = 0;
   for (int i = 0; i < n; i++) {
-    alike +=
-        kept[i].p == at->p && kept[i].n == at->n && kept[i].chunks == at->chunks && kept[i].recompute == at->recompute;
+    alike += kept[i].p == at->p && kept[i].n == at->n && kept[i].chunks == at->chunks &&
+             kept[i].recompute == at->recompute && kept[i].shard == at->shard;
   }
   return alike >= ALIKE;
 }

@@ -170,6 +170,8 @@ static void print_memory(const Spec *spec, const Plan *plan, FILE *out)
                                      [RECOMPUTE_FULL] =
                                          "attention and the experts' inner activations are computed again",
                                      [RECOMPUTE_AUTO] = ""};
+  static const char *const shards[] = {"with the holders of the weights", "whole with every holder", "on all ranks",
+                                       ""};
   const PlanGroup *g = fullest_group(plan);
   const MemoryTerms *m = &g->memory;
   char used[HUMAN_MAX], limit[HUMAN_MAX], left[HUMAN_MAX], state[HUMAN_MAX], acts[HUMAN_MAX];
@@ -181,7 +183,7 @@ static void print_memory(const Spec *spec, const Plan *plan, FILE *out)
           human_bytes(left, (double)(m->limit - m->total)),
           human_bytes(state, (double)(m->weights + m->gradients + m->optimizer)),
           human_bytes(acts, (double)m->activations));
-  fprintf(out, "    %s", kept[plan->recompute]);
+  fprintf(out, "    %s; optimizer state lies %s", kept[plan->recompute], shards[plan->optimizer_shard]);
   if (plan->n_stages == 0) {
     int need = plan_in_flight_need(spec, plan), want = 2 * need < plan->micro_batches ? 2 * need : plan->micro_batches;
     fprintf(out, "; %d micro-batch%s in flight", plan->in_flight, plan->in_flight == 1 ? "" : "es");
@@ -225,6 +227,10 @@ static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FIL
   if (next->recompute != best->recompute) {
     fprintf(out, "it has %s; ", again[next->recompute]);
   }
+  if (next->optimizer_shard != best->optimizer_shard) {
+    fprintf(out, "its optimizer state lies %s; ",
+            next->optimizer_shard == OPT_SHARD_ALL ? "on all ranks" : "with the weights");
+  }
   if (pace1 > pace0 * 1.002) {
     bool by_att = side_load(spec, next, &a1) >= side_load(spec, next, &f1);
     fprintf(out, "its %s side is slower per token (%s of the chosen plan's)", side_name(by_att ? a1.role : f1.role),
@@ -261,7 +267,7 @@ void plan_explain(const Spec *spec, const Plan *plans, int n, FILE *out)
   print_dedup(spec, best, out);
   print_memory(spec, best, out);
   if (n > 1) {
-    fprintf(out, "  next best by estimate: ");
+    fprintf(out, "  next best: ");
     print_layout(&plans[1], out);
     fprintf(out, ", step %s; ", human_time(text, plans[1].step_ns));
     print_lack(spec, best, &plans[1], out);

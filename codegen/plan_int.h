@@ -17,6 +17,7 @@ typedef struct Choice {
   int replicas;
   Placement place;
   Recompute recompute;
+  OptShard shard;
   int stages, mb_group, chunks; /* colocated systems */
   Side att, ffn;                /* colocated: ffn is att */
   double z;        /* ns the busiest side needs for a step, or the longest dependent chain if that is more */
@@ -38,12 +39,19 @@ int plan_default_nics(const Nodes *, int ranks);
 
 int plan_moe_layers(const Spec *);
 
+/* Where the optimizer's state may lie: as pinned, or with the holders or all ranks. */
+bool plan_shard_allowed(const Spec *, OptShard);
+
 /* Groups of a side as the spec pins them, by number or by a list of their sizes; 0: free. */
 int plan_pinned_stages(const Spec *, bool att);
 
-/* Layer tables of a plan: attention of layer l on group l mod p_att, also for l = layers; its FFN on group (ordinal
+/* Layer tables of a plan: attention of layer l on group l mod p_att; its FFN on group (ordinal
    among the MoE layers) mod p_ffn, in a colocated plan on the group of its attention. Numbers are within a side. */
 int layer_att(int layer, int p_att);
+/* Head and loss are on the attention group that has the least to do otherwise: its layers, forward and backward with
+   one sequence on a rank and nothing recomputed. Of groups that are equal, group (layers mod p_att), or else the first.
+ */
+int layer_head(const Spec *, const ShapeSpec *, int p_att);
 int layer_ffn(const Spec *, int layer, int p_ffn, bool colocated);
 
 /* Everything but solver, memory and times. */

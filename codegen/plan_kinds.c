@@ -3,12 +3,18 @@
 
 #include "codegen/plan_price.h"
 
-static int distinct_peers(const Spec *spec, const Tuple *t, bool att, int group, int next)
+/* Attention group of a layer, or the head's. */
+static int att_of(const Spec *spec, const Tuple *t, int head, int layer)
+{
+  return layer == spec->model.layers ? head : layer_att(layer, t->p_att);
+}
+
+static int distinct_peers(const Spec *spec, const Tuple *t, int head, bool att, int group, int next)
 {
   char seen[4096] = {0};
   int n = 0;
   for (int l = spec->model.dense.layers; l < spec->model.layers; l++) {
-    int a = layer_att(l + next, t->p_att), f = layer_ffn(spec, l, t->p_ffn, t->place == PLACE_COLOCATED);
+    int a = att_of(spec, t, head, l + next), f = layer_ffn(spec, l, t->p_ffn, t->place == PLACE_COLOCATED);
     int peer = att ? f : a;
     if ((att ? a : f) == group && peer < (int)sizeof seen && !seen[peer]) {
       seen[peer] = 1;
@@ -18,38 +24,39 @@ static int distinct_peers(const Spec *spec, const Tuple *t, bool att, int group,
   return n;
 }
 
-static void describe(const Spec *spec, const Tuple *t, int roles, int group, Kind *k)
+static void describe(const Spec *spec, const Tuple *t, int head, int roles, int group, Kind *k)
 {
   memset(k, 0, sizeof *k);
   for (int l = 0; (roles & PLAN_A) && l < spec->model.layers; l++) {
     bool dense = spec_layer_is_dense(spec, l), mine = layer_att(l, t->p_att) == group;
     k->layers[dense * 2 + cost_layer_window(spec, l)] += mine;
     k->dispatches += mine && !dense;
-    k->combines += !dense && layer_att(l + 1, t->p_att) == group;
+    k->combines += !dense && att_of(spec, t, head, l + 1) == group;
   }
   if (roles & PLAN_A) {
     k->embed = group == 0;
-    k->head = layer_att(spec->model.layers, t->p_att) == group;
-    k->combine_from = distinct_peers(spec, t, true, group, 1);
-    k->dispatch_b_from = distinct_peers(spec, t, true, group, 0);
+    k->head = head == group;
+    k->combine_from = distinct_peers(spec, t, head, true, group, 1);
+    k->dispatch_b_from = distinct_peers(spec, t, head, true, group, 0);
   }
   for (int l = spec->model.dense.layers; (roles & PLAN_F) && l < spec->model.layers; l++) {
     k->ffn_layers += layer_ffn(spec, l, t->p_ffn, t->place == PLACE_COLOCATED) == group;
   }
   if (roles & PLAN_F) {
-    k->dispatch_from = distinct_peers(spec, t, false, group, 0);
-    k->combine_b_from = distinct_peers(spec, t, false, group, 1);
+    k->dispatch_from = distinct_peers(spec, t, head, false, group, 0);
+    k->combine_b_from = distinct_peers(spec, t, head, false, group, 1);
   }
 }
 
-static const Kind *describe_all(Arena *arena, const Spec *spec, const Tuple *t, int roles, int groups, int *n_p)
+static const Kind *describe_all(Arena *arena, const Spec *spec, const Tuple *t, int head, int roles, int groups,
+                                int *n_p)
 {
   Kind list[MAX_KINDS], *kept;
   int n = 0;
   for (int g = 0; g < groups; g++) {
     Kind k;
     bool known = false;
-    describe(spec, t, roles, g, &k);
+    describe(spec, t, head, roles, g, &k);
     for (int i = 0; i < n && !known; i++) {
       known = memcmp(&list[i], &k, sizeof k) == 0;
     }
@@ -63,13 +70,14 @@ static const Kind *describe_all(Arena *arena, const Spec *spec, const Tuple *t, 
   return kept;
 }
 
-void price_kinds(Arena *arena, const Spec *spec, const Tuple *t, Kinds *k)
+void price_kinds(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Tuple *t, Kinds *k)
 {
+  int head = layer_head(spec, shape, t->p_att);
   if (t->place == PLACE_COLOCATED) {
-    k->att = k->ffn = describe_all(arena, spec, t, PLAN_A | PLAN_F, t->p_att, &k->n_att);
+    k->att = k->ffn = describe_all(arena, spec, t, head, PLAN_A | PLAN_F, t->p_att, &k->n_att);
     k->n_ffn = k->n_att;
   } else {
-    k->att = describe_all(arena, spec, t, PLAN_A, t->p_att, &k->n_att);
-    k->ffn = describe_all(arena, spec, t, PLAN_F, t->p_ffn, &k->n_ffn);
+    k->att = describe_all(arena, spec, t, head, PLAN_A, t->p_att, &k->n_att);
+    k->ffn = describe_all(arena, spec, t, head, PLAN_F, t->p_ffn, &k->n_ffn);
   }
 }

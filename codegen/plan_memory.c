@@ -133,6 +133,7 @@ MemIn plan_mem_in(const Spec *spec, const Plan *plan, const PlanGroup *g, int in
               .mb_seqs = plan->mb_seqs,
               .replicas = plan->replicas,
               .recompute = plan->recompute,
+              .shard = plan->optimizer_shard,
               .chunks = plan->chunks,
               .ways = plan->ways,
               .micro_batches = plan->micro_batches,

@@ -209,11 +209,17 @@ static double port_ns(const Price *p, double dispatch, double combine, double ea
 
 /* ---- step's tail ---- */
 
-/* Gradients to their owners, updated weights back, and the optimizer between them. */
-static double tail_ns(const Price *p, double elems, int holders, int ranks, int nics, bool crosses)
+static int all_ranks(const Price *p, int att_n, int ffn_n)
+{
+  return p->tuple->replicas * (p->tuple->p_att * att_n + (colocated(p) ? 0 : p->tuple->p_ffn * ffn_n));
+}
+
+/* Gradients to their owners, updated weights back, and the optimizer between them. all: ranks of the plan. */
+static double tail_ns(const Price *p, double elems, int holders, int all, int ranks, int nics, bool crosses)
 {
   const ClusterSpec *c = &p->spec->cluster;
-  double bytes = 2 * 4 * elems * (holders - 1) / holders;
+  double owners = p->tuple->shard == OPT_SHARD_ALL ? all : holders;
+  double bytes = 2 * 4 * elems * (owners - 1) / owners;
   double rate = crosses && nics > 0 ? c->nic * nics / ranks : c->nvlink;
   return (bytes / rate + 32 * elems / holders / (c->gpu.hbm * c->gpu.eff_memory)) * 1e9;
 }
@@ -248,6 +254,7 @@ static MemIn mem_in(const Price *p, const Kind *k, int att_n, int ffn_n, bool at
                  .ffn_ranks = ffn_n,
                  .replicas = p->tuple->replicas,
                  .recompute = p->tuple->recompute,
+                 .shard = p->tuple->shard,
                  .in_flight = pinned > 0 ? (pinned < batches ? pinned : batches) : 1,
                  .own_ranks = att ? att_least : ffn_least,
                  .att_dense = k->layers[2] + k->layers[3],
@@ -262,8 +269,7 @@ static MemIn mem_in(const Price *p, const Kind *k, int att_n, int ffn_n, bool at
                  .combine_b_from = k->combine_b_from,
                  .n_src = k->combine_from > 0 ? ffn_n : 0,
                  .micro_batches = batches,
-                 .total_ranks =
-                     p->tuple->replicas * (p->tuple->p_att * att_n + (colocated(p) ? 0 : p->tuple->p_ffn * ffn_n)),
+                 .total_ranks = all_ranks(p, att_n, ffn_n),
                  .relays = relayed(p, ffn_n),
                  .relayed = relayed(p, ffn_n),
                  .node_ranks = ffn_n < p->nodes.ranks ? ffn_n : p->nodes.ranks};
@@ -442,7 +448,8 @@ double price_att(const Price *p, int att_n, int att_nics, int ffn_n)
                          att_nics, crosses);
     double in = port_ns(p, tokens * k->dispatches * b.dispatch_b, tokens * k->combines * b.combine, each, ranks,
                         att_nics, crosses);
-    double tail = tail_ns(p, att_elems(p, k), least * p->tuple->replicas, ranks, att_nics, many_nodes(p));
+    double tail = tail_ns(p, att_elems(p, k), least * p->tuple->replicas, all_ranks(p, att_n, ffn_n), ranks, att_nics,
+                          many_nodes(p));
     z = max2(z, max2(busy, max2(out, in)) + tail);
   }
   return memory_ns(p, PLAN_A, att_n, ffn_n, z) + more_fill_ns(p, ffn_n);
@@ -480,7 +487,7 @@ double price_ffn(const Price *p, int att_n, int ffn_n, int ffn_nics)
   for (int i = 0; i < p->kinds.n_ffn; i++) {
     double layers = p->kinds.ffn[i].ffn_layers;
     double elems = layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, dense, experts);
-    double tail = tail_ns(p, elems, p->tuple->replicas, ranks, ffn_nics, many_nodes(p));
+    double tail = tail_ns(p, elems, p->tuple->replicas, all_ranks(p, att_n, ffn_n), ranks, ffn_nics, many_nodes(p));
     z = max2(z, layers * max2(compute, port) + tail);
   }
   double launches = price_ffn_launches(p, att_n);
@@ -499,7 +506,7 @@ double price_ffn_launches(const Price *p, int att_n)
 double price_both(const Price *p, int n, int nics)
 {
   int batches = price_micro_batches(p, n), seqs = (int)moe_part_max(price_mb_seqs(p, n), n),
-      ranks = p->tuple->p_att * n;
+      ranks = p->tuple->p_att * n, all = all_ranks(p, n, n);
   double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0, ffn = ffn_layer_ns(p, n, price_mb_seqs(p, n));
   int experts = (int)moe_part_max(p->spec->model.moe.experts, n), dense = p->spec->model.dense.layers;
   Bytes b = message_bytes(p, rows_out(p, n), p->spec->model.moe.top_k);
@@ -512,8 +519,8 @@ double price_both(const Price *p, int n, int nics)
                           CROSS_ALL);
     move += k->ffn_layers * port;
     double elems = k->ffn_layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, dense, experts);
-    double tail = tail_ns(p, att_elems(p, k), n * p->tuple->replicas, ranks, nics, many_nodes(p)) +
-                  tail_ns(p, elems, p->tuple->replicas, ranks, nics, many_nodes(p));
+    double tail = tail_ns(p, att_elems(p, k), n * p->tuple->replicas, all, ranks, nics, many_nodes(p)) +
+                  tail_ns(p, elems, p->tuple->replicas, all, ranks, nics, many_nodes(p));
     z = max2(z, max2(busy, move) + tail);
   }
   return memory_ns(p, PLAN_A | PLAN_F, n, n, z) + more_fill_ns(p, n);

@@ -21,6 +21,7 @@ typedef struct Tuple {
   int replicas, p_att, p_ffn;
   Placement place;
   Recompute recompute;
+  OptShard shard;
   int ranks;    /* budget of a replica */
   bool exact;   /* replicas share a node without straddling one only if the whole budget is used */
   bool single;  /* a replica stays on one node */
@@ -66,7 +67,7 @@ void price_span(const Spec *, const Tuple *, const Chain *, double *chain, doubl
 
 /* kinds: filled by price_kinds for the tuple's numbers of groups, or NULL where no group is priced. memo: this price's
    own, cleared here. */
-void price_kinds(Arena *, const Spec *, const Tuple *, Kinds *);
+void price_kinds(Arena *, const Spec *, const ShapeSpec *, const Tuple *, Kinds *);
 void price_init(Price *, const Spec *, const ShapeSpec *, const Tuple *, const Kinds *, Memo *);
 
 int price_mb_seqs(const Price *, int att_n);

@@ -124,6 +124,10 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
                                       [RECOMPUTE_SELECTIVE] = "; selective recomputation",
                                       [RECOMPUTE_FULL] = "; full recomputation",
                                       [RECOMPUTE_AUTO] = ""};
+  static const char *const shards[] = {[OPT_SHARD_HOLDERS] = "",
+                                       [OPT_SHARD_NONE] = "; the whole optimizer on every holder",
+                                       [OPT_SHARD_ALL] = "; optimizer state on all ranks",
+                                       [OPT_SHARD_AUTO] = ""};
   const ShapeSpec *shape = plan->shape;
   int ranks = plan->replicas * plan->replica_ranks;
   fprintf(out, "plan of %s for shape %s (seq %lld, micro_batch %d, global_batch %d)\n", spec->model.name, shape->name,
@@ -150,7 +154,7 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
   } else {
     fprintf(out, "at most %d in flight", plan->in_flight);
   }
-  fprintf(out, "%s\n\n", again[plan->recompute]);
+  fprintf(out, "%s%s\n\n", again[plan->recompute], shards[plan->optimizer_shard]);
 }
 
 void plan_print(const Spec *spec, const Plan *plan, FILE *out)
@@ -255,6 +259,8 @@ static json_t *group_json(const Spec *spec, const Plan *plan, const PlanGroup *g
 
 void plan_print_json(const Spec *spec, const Plan *plan, FILE *out)
 {
+  static const char *const recomputes[] = {"none", "selective", "full", "auto"};
+  static const char *const shards[] = {"holders", "none", "all", "auto"};
   json_t *o = json_object(), *groups = json_array(), *solver = json_object();
   json_object_set_new(o, "version", json_integer(1));
   json_object_set_new(o, "shape", json_string(plan->shape->name));
@@ -269,6 +275,8 @@ void plan_print_json(const Spec *spec, const Plan *plan, FILE *out)
   json_object_set_new(o, "placement", json_string(plan->placement));
   json_object_set_new(o, "micro_batches", json_integer(plan->micro_batches));
   json_object_set_new(o, "in_flight", json_integer(plan->in_flight));
+  json_object_set_new(o, "recompute", json_string(recomputes[plan->recompute]));
+  json_object_set_new(o, "optimizer_shard", json_string(shards[plan->optimizer_shard]));
   json_object_set_new(o, "t_attention_ns", json_real(plan->t_att_ns));
   json_object_set_new(o, "t_ffn_ns", json_real(plan->t_ffn_ns));
   json_object_set_new(o, "step_ns", json_real(plan->step_ns));

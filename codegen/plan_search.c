@@ -36,7 +36,7 @@ static void init_price(Search *s, Price *p, const Tuple *t)
     s->kinds = arena_new_array(s->arena, Kinds, cached ? n * n * 2 : 1);
   }
   if (s->kinds[at].n_att == 0 || !cached) {
-    price_kinds(s->arena, spec, t, &s->kinds[at]);
+    price_kinds(s->arena, spec, s->space.shape, t, &s->kinds[at]);
   }
   price_init(p, spec, s->space.shape, t, &s->kinds[at], &s->memo);
 }
@@ -158,7 +158,7 @@ static bool same_side(const Side *a, const Side *b)
 
 static bool same_choice(const Choice *a, const Choice *b)
 {
-  return a->replicas == b->replicas && a->place == b->place && a->recompute == b->recompute &&
+  return a->replicas == b->replicas && a->place == b->place && a->recompute == b->recompute && a->shard == b->shard &&
          same_side(&a->att, &b->att) && same_side(&a->ffn, &b->ffn);
 }
 
@@ -202,6 +202,7 @@ static Choice choose(const Space *s, const Price *p, const Pair *pair)
   const Tuple *t = p->tuple;
   Choice c = {.replicas = t->replicas, .place = t->place, .z = pair->z, .estimate = pair->z + p->fill};
   c.recompute = t->recompute;
+  c.shard = t->shard;
   c.att = (Side){.p = t->p_att, .n = pair->att_n, .nics = pair->att_nics};
   c.ffn = (Side){.p = t->p_ffn, .n = pair->ffn_n, .nics = pair->ffn_nics};
   c.att.list = pin->n_attention_gpus > 1 ? pin->attention_gpus : NULL;

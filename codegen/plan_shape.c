@@ -91,7 +91,8 @@ bool plan_same_layout(const Spec *spec, const Plan *a, const Plan *b)
 {
   return plan_same_placement(spec, a, b) && a->system == b->system && a->chunks == b->chunks &&
          a->n_stages == b->n_stages && a->mb_group == b->mb_group && a->dedup == b->dedup &&
-         a->recompute == b->recompute && a->n_nics == b->n_nics && same_ints(a->nic_ranks, b->nic_ranks, a->n_nics);
+         a->recompute == b->recompute && a->optimizer_shard == b->optimizer_shard && a->n_nics == b->n_nics &&
+         same_ints(a->nic_ranks, b->nic_ranks, a->n_nics);
 }
 
 /* ---- memory of the program ---- */

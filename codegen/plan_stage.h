@@ -25,6 +25,7 @@ typedef struct StageLayout {
   int p, n;                   /* pipeline ranks, ranks of each */
   int replicas, micro_batches, mb_seqs, mb_group, chunks;
   Recompute recompute;
+  OptShard shard;
   double estimate; /* ns per step */
 } StageLayout;
 

@@ -69,14 +69,18 @@ static void add_tuple_as(Listing *s, Tuple t)
   s->tuples[s->n_tuples++] = t;
 }
 
-/* Where recomputation is free to choose, each way of it is a corner of its own; the bounds sort the rest. */
+/* Where recomputation and the place of the optimizer's state are free to choose, each way of them is a corner of its
+   own; the bounds sort the rest. */
 static void add_tuple(Listing *s, Tuple t)
 {
   Recompute pin = s->spec->plan.recompute;
   for (int r = RECOMPUTE_NONE; r <= RECOMPUTE_FULL; r++) {
-    if (pin == RECOMPUTE_AUTO || pin == (Recompute)r) {
-      t.recompute = (Recompute)r;
-      add_tuple_as(s, t);
+    for (OptShard shard = OPT_SHARD_HOLDERS; shard < OPT_SHARD_AUTO; shard++) {
+      if ((pin == RECOMPUTE_AUTO || pin == (Recompute)r) && plan_shard_allowed(s->spec, shard)) {
+        t.recompute = (Recompute)r;
+        t.shard = shard;
+        add_tuple_as(s, t);
+      }
     }
   }
 }
@@ -209,19 +213,20 @@ static double layer_ns(const Listing *s, int layer, Recompute recompute)
          att_ns(s, MOE_OP_ATT_WGRAD, layer, recompute);
 }
 
-/* Deepest attention group of p, per sequence. */
+/* Deepest attention group of p, per sequence, wherever the head is. */
 static double deepest(const Listing *s, int p, Recompute recompute, const double *layer)
 {
   int layers = s->spec->model.layers;
-  double most = 0;
+  double most = 0, least = INFINITY;
   for (int g = 0; g < p; g++) {
-    double ns = layers % p == g ? att_ns(s, MOE_OP_HEAD, 0, recompute) : 0;
+    double ns = 0;
     for (int l = g; l < layers; l += p) {
       ns += layer[l];
     }
-    most = ns > most ? ns : most;
+    most = fmax(most, ns);
+    least = fmin(least, ns);
   }
-  return most;
+  return fmax(most, least + att_ns(s, MOE_OP_HEAD, 0, recompute));
 }
 
 /* Ranks per FFN group from which on weights and gradients of its experts fit. */

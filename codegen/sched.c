@@ -6,6 +6,8 @@
    depends on the input alone. */
 #include "codegen/sched_int.h"
 
+#include <limits.h>
+
 static int way_mbs(const SchedNet *net, int way)
 {
   int half = (net->n_mbs + 1) / 2;
@@ -44,24 +46,29 @@ static int n_tasks(const SchedNet *net)
   return n;
 }
 
-/* The generator: nothing but an order per group. Policies are tried, the most promising first, until a number of tasks
-   has been simulated: all of them for small plans, the first few for large ones. */
-static void af_pipe(Arena *arena, const SchedNet *net, SchedTimes *times)
+/* Policies are tried in an order that gains most over a grid of plans, each with the plan's cap and then with less in
+   flight, until a number of tasks has been simulated: all of them for small plans, the first few for large ones, and no
+   more than `tries`. */
+static void af_pipe(Arena *arena, const SchedNet *net, int tries, SchedTimes *times)
 {
-  enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 20 };
+  enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 20, ANY = INT16_MAX };
   static const SchedPolicy policies[] = {
-      {.turn = TURN_BOTH, .oldest_sends = true, .wgrads = 2},
-      {.turn = TURN_BOTH, .oldest_sends = false, .wgrads = 1},
-      {.turn = TURN_FORWARD, .oldest_sends = true, .wgrads = 1},
-      {.turn = TURN_GRAD, .oldest_sends = true, .wgrads = 16},
-      {.turn = TURN_FORWARD, .oldest_sends = false, .wgrads = 1},
-      {.turn = TURN_BOTH, .oldest_sends = true, .wgrads = 0},
-      {.turn = TURN_BOTH, .oldest_sends = false, .wgrads = 4},
-      {.turn = TURN_FORWARD, .oldest_sends = true, .wgrads = 2},
-      {.turn = TURN_GRAD, .oldest_sends = false, .wgrads = 0},
-      {.turn = TURN_FORWARD, .oldest_sends = true, .wgrads = 4},
-      {.turn = TURN_GRAD, .oldest_sends = true, .wgrads = 4},
-      {.turn = TURN_BOTH, .oldest_sends = true, .wgrads = 16},
+      {TURN_BOTH, .last_grads = true, .wgrads = ANY, .backlog = 3},
+      {TURN_FORWARD, .oldest_sends = true, .wgrads = 3, .backlog = 3},
+      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
+      {TURN_BOTH, .first_forwards = true, .wgrads = 3, .backlog = 3},
+      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 3},
+      {TURN_FORWARD, .oldest_sends = true, .first_forwards = true, .wgrads = 0},
+      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY},
+      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1},
+      {TURN_FORWARD, .first_forwards = true, .wgrads = 0},
+      {TURN_FORWARD, .last_grads = true, .first_forwards = true, .wgrads = ANY, .backlog = 3},
+      {TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
+      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY, .backlog = 3},
+      {TURN_BOTH, .oldest_sends = true, .first_forwards = true, .wgrads = 1, .backlog = 3},
+      {TURN_GRAD, .last_grads = true, .wgrads = 0},
+      {TURN_GRAD, .wgrads = 1, .last_grads = true, .first_forwards = true, .backlog = 3},
+      {TURN_GRAD, .wgrads = 0},
   };
   enum { N_POLICIES = sizeof policies / sizeof *policies, N_CAPS = 3 };
   int most = net->plan->in_flight < net->n_mbs ? net->plan->in_flight : net->n_mbs;
@@ -70,7 +77,7 @@ static void af_pipe(Arena *arena, const SchedNet *net, SchedTimes *times)
   SchedTimes tried = sched_times_new(arena, net);
   int64_t shortest = INT64_MAX;
   *times = sched_times_new(arena, net);
-  for (int i = 0; i < N_POLICIES * N_CAPS && (i < budget || i < MIN_POLICIES); i++) {
+  for (int i = 0; i < N_POLICIES * N_CAPS && i < tries && (i < budget || i < MIN_POLICIES); i++) {
     SchedPolicy policy = policies[i % N_POLICIES];
     policy.cap = caps[i / N_POLICIES];
     policy.work_slots = PLAN_WORK_SLOTS;
@@ -141,10 +148,10 @@ static bool plan_fits(Diag *diag, const Spec *spec, const Plan *plan)
 
 /* Orders and times of all compute tasks. Given orders keep to no caps: what they hold at once is their authors' choice,
    and the slots that it takes are counted afterwards. */
-static bool make_times(Arena *arena, Diag *diag, SchedNet *net, SchedTimes *times)
+static bool make_times(Arena *arena, Diag *diag, SchedNet *net, int tries, SchedTimes *times)
 {
   if (!plan_system_colocated(net->plan->system)) {
-    af_pipe(arena, net, times);
+    af_pipe(arena, net, tries, times);
     return true;
   }
   enum { PLENTY = INT16_MAX };
@@ -160,7 +167,7 @@ static bool make_times(Arena *arena, Diag *diag, SchedNet *net, SchedTimes *time
   return true;
 }
 
-bool sched_build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, Schedule *sched)
+static bool build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, int tries, Schedule *sched)
 {
   *sched = (Schedule){0};
   if (!plan_fits(diag, spec, plan)) {
@@ -170,7 +177,7 @@ bool sched_build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, S
   SchedNet net = sched_net(scratch, spec, plan);
   SchedTimes times;
   SchedRecs recs = {0};
-  bool ok = make_times(scratch, diag, &net, &times);
+  bool ok = make_times(scratch, diag, &net, tries, &times);
   if (ok) {
     sched->n_groups = plan->n_groups;
     sched->groups = arena_new_array(arena, SchedGroup, (size_t)plan->n_groups);
@@ -184,4 +191,15 @@ bool sched_build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, S
   }
   arena_free(scratch);
   return ok;
+}
+
+bool sched_build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, Schedule *sched)
+{
+  return build(arena, diag, spec, plan, INT_MAX, sched);
+}
+
+bool sched_build_quick(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, Schedule *sched)
+{
+  enum { FEW = 3 };
+  return build(arena, diag, spec, plan, FEW, sched);
 }

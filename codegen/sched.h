@@ -28,6 +28,9 @@ typedef struct Schedule {
 /* Builds the schedule for a plan; micro-batches, in-flight cap and times come from the plan and the cost model. */
 bool sched_build(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
 
+/* The same from the first few of the orders that sched_build would try: to compare plans. */
+bool sched_build_quick(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
+
 /* Modelled times of the micro-batches' part of a step (Schedule.pipe_ns) that no order can beat: the longest path of
    one micro-batch; the same as often as the cap on micro-batches in flight makes it follow itself; the busiest group's
    compute, and the busiest port or link between groups, each with what must come before its first and after its last

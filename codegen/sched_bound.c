@@ -135,6 +135,118 @@ static int64_t max64(int64_t a, int64_t b)
   return a > b ? a : b;
 }
 
+/* ---- the opening ---- */
+
+enum { LINK = PORT_KINDS, RESOURCES }; /* the ports of a group, and the link among its own ranks */
+
+/* A forward of the group at hand, and what messages of its micro-batch take of the group's resources after the forward
+   before it and before this one. */
+typedef struct Forward {
+  double ns, need[RESOURCES];
+} Forward;
+
+typedef struct Opening {
+  const Bound *b;
+  int group;
+  Forward *list;
+  int n;
+  int64_t first[RESOURCES]; /* head of the first message */
+  int64_t total;            /* all compute of one micro-batch */
+  int64_t gradient;         /* head of the first op that is no forward */
+} Opening;
+
+static void add_need(Opening *o, int32_t id, double need[RESOURCES])
+{
+  const SchedNet *net = o->b->net;
+  SchedTask task = sched_task(net, id);
+  int layer = sched_layer(net, id), way = sched_way(net, sched_mb(net, id));
+  bool from = sched_group(net, task, layer, way) == o->group, to = sched_dst(net, task, layer, way) == o->group;
+  const MsgCost *cost = sched_msg(net, id);
+  for (int r = 0; r < RESOURCES; r++) {
+    int64_t ns = r == LINK             ? (from && to && moe_edge_pairs(sched_edge(task)) == MOE_PAIRS_NODE
+                                              ? (cost->src_ns > cost->dst_ns ? cost->src_ns : cost->dst_ns)
+                                              : 0)
+                 : (r % 2 ? to : from) ? port_ns(cost, r)
+                                       : 0;
+    need[r] += (double)ns;
+    o->first[r] = ns > 0 && o->b->head[id] < o->first[r] ? o->b->head[id] : o->first[r];
+  }
+}
+
+static void collect_opening(Opening *o)
+{
+  const Bound *b = o->b;
+  const SchedNet *net = b->net;
+  double need[RESOURCES] = {0};
+  for (int i = 0; i < b->n; i++) {
+    int32_t id = b->order[i];
+    SchedTask task = sched_task(net, id);
+    if (task >= TASK_DISPATCH && task < TASK_PIPE_B) {
+      add_need(o, id, need);
+    }
+    if (task >= TASK_N_COMPUTE || sched_group_of(net, id) != o->group) {
+      continue;
+    }
+    o->total += sched_op_ns(net, id);
+    if (task < TASK_HEAD) {
+      Forward *f = &o->list[o->n++];
+      f->ns = (double)sched_op_ns(net, id);
+      for (int r = 0; r < RESOURCES; r++) {
+        f->need[r] = need[r];
+        need[r] = 0;
+      }
+    } else {
+      o->gradient = b->head[id] < o->gradient ? b->head[id] : o->gradient;
+    }
+  }
+}
+
+/* Forward work that can be done before the first gradient as far as one resource goes: what needs none of it, and then
+   what has most work for its need. */
+static double forward_work(const Opening *o, int resource, double times)
+{
+  double work = 0, room = o->first[resource] < o->gradient ? (double)(o->gradient - o->first[resource]) : 0;
+  bool *taken = calloc((size_t)o->n + 1, sizeof *taken);
+  if (!taken) {
+    die("out of memory");
+  }
+  for (int k = 0; k < o->n; k++) {
+    int best = -1;
+    for (int i = 0; i < o->n; i++) {
+      const Forward *f = &o->list[i], *than = best < 0 ? NULL : &o->list[best];
+      if (!taken[i] && (!than || f->ns * than->need[resource] > than->ns * f->need[resource])) {
+        best = i;
+      }
+    }
+    double need = o->list[best].need[resource], many = times;
+    taken[best] = true;
+    if (need > 0) {
+      many = need * many < room ? many : room / need;
+      room -= many * need;
+    }
+    work += many * o->list[best].ns;
+  }
+  free(taken);
+  return work;
+}
+
+/* The end of a group's compute, seen from the first gradient. */
+static int64_t opening(const Bound *b, Forward *list, int group, int64_t times)
+{
+  Opening o = {.b = b, .group = group, .list = list, .gradient = INT64_MAX};
+  for (int r = 0; r < RESOURCES; r++) {
+    o.first[r] = INT64_MAX;
+  }
+  collect_opening(&o);
+  int64_t most = 0;
+  for (int r = 0; r < RESOURCES && o.gradient < INT64_MAX; r++) {
+    double work = forward_work(&o, r, (double)times);
+    work = work < (double)o.gradient ? work : (double)o.gradient;
+    most = max64(most, o.gradient + o.total * times - (int64_t)work);
+  }
+  return most;
+}
+
 typedef struct Walks {
   Bound of[2];
   int64_t times[2]; /* micro-batches of each way */
@@ -168,6 +280,7 @@ SchedBound sched_bound(const Spec *spec, const Plan *plan)
   size_t ids = (size_t)sched_ids(&net), tasks = (size_t)(TASK_COUNT * (net.n_layers + 1) * net.chunks);
   int64_t *head = arena_new_array(arena, int64_t, ids), *tail = arena_new_array(arena, int64_t, ids);
   uint8_t *come = arena_new_array(arena, uint8_t, ids);
+  Forward *forwards = arena_new_array(arena, Forward, tasks);
   Walks w = {.n = net.ways};
   for (int way = 0; way < net.ways; way++) {
     Bound *b = &w.of[way];
@@ -180,6 +293,9 @@ SchedBound sched_bound(const Spec *spec, const Plan *plan)
   }
   for (int g = 0; g < net.n_groups; g++) {
     bound.compute_ns = max64(bound.compute_ns, resource(&w, 0, g, -1));
+    if (net.ways == 1 && net.chunks == 1) {
+      bound.compute_ns = max64(bound.compute_ns, opening(&w.of[0], forwards, g, w.times[0]));
+    }
     for (int kind = 1; kind <= PORT_KINDS; kind++) {
       bound.link_ns = max64(bound.link_ns, resource(&w, kind, g, -1));
     }

@@ -66,4 +66,16 @@ static inline int64_t heap_pop(Heap *heap)
   return top;
 }
 
+/* Takes out entry i. */
+static inline void heap_remove(Heap *heap, int i)
+{
+  while (i > 0) { /* up to the top, then as ever */
+    int up = (i - 1) / 2;
+    heap->keys[2 * i] = heap->keys[2 * up];
+    heap->keys[2 * i + 1] = heap->keys[2 * up + 1];
+    i = up;
+  }
+  (void)heap_pop(heap);
+}
+
 #endif

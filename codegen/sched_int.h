@@ -63,19 +63,20 @@ typedef struct SchedNet {
   const uint8_t *marks;          /* [task ids] or NULL */
 } SchedNet;
 
-/* How the list scheduler chooses, and how much room it has. */
 /* Who goes first: input gradients, forwards, or each in turn. */
 typedef enum SchedTurn { TURN_GRAD, TURN_FORWARD, TURN_BOTH } SchedTurn;
 
+/* How the list scheduler chooses, and how much room it has. Messages of gradients always go before others. */
 typedef struct SchedPolicy {
   SchedTurn turn;
-  bool oldest_sends; /* of two messages the older micro-batch's goes first, else the one that is ready first */
-  int wgrads;        /* weight gradients that may wait on a group before they go ahead of forwards */
-  int backlog;       /* messages waiting on a link from which on weight gradients go before what would add to them */
-  bool balance;
-  int reserve;
-  int cap;           /* micro-batches in flight */
-  int work_slots;    /* per group and side, and per message channel, unless more are needed to get on */
+  bool oldest_sends;   /* of two messages the older micro-batch's goes first, else the one that is ready first */
+  bool last_grads;     /* of two gradients the later layer's goes first, with most before it, else the older one's */
+  bool first_forwards; /* of two forwards the earlier layer's goes first, with most before it, else the later's */
+  int wgrads;          /* weight gradients that may wait on a group before they go ahead of forwards */
+  int backlog;         /* messages on a link before which weight gradients go ahead of what would add to them; 0: any */
+  int cap;             /* micro-batches in flight */
+  int whole;           /* or, if not 0, micro-batches whose saved slots there are: see sched_room.h */
+  int work_slots;      /* per group and side, and per message channel, unless more are needed to get on */
   int chan_slots;
 } SchedPolicy;
 

@@ -13,6 +13,7 @@
 
 #include "codegen/sched_flow.h"
 #include "codegen/sched_heap.h"
+#include "codegen/sched_room.h"
 
 enum { READY_GRAD, READY_FWD, READY_WGRAD, READY_COUNT };
 enum { N_HOPS = TASK_COUNT - TASK_DISPATCH };
@@ -43,6 +44,7 @@ typedef struct Group {
   int latest;   /* which of READY_GRAD and READY_FWD ran last */
   int cursor;   /* next in the given order */
   bool stirred; /* something changed that may let it start a compute op or a NODE_REDUCE */
+  bool no_room; /* a forward waits for saved slots */
   Pool pools[2];
 } Group;
 
@@ -58,6 +60,7 @@ typedef struct Sim {
   int32_t *stirred_groups; /* the same */
   int n_stirred_pairs, n_stirred_groups;
   SchedFlows *flows;
+  SchedRoom *room; /* or NULL: micro-batches are admitted whole */
   uint8_t *come;   /* [ids] how many of the tasks before it are done */
   uint8_t *ready;  /* [ids] with a given order: it may start */
   int32_t *owner;  /* [ids] whose work slot the task reads, -1 if none */
@@ -139,13 +142,18 @@ static Pool *pool_of(Sim *sim, int32_t id)
   return &sim->groups[sched_group_of(net, id)].pools[ffn];
 }
 
-/* Forwards leave some slots to the gradients, whose messages would wait behind theirs. */
+/* Where micro-batches are not admitted whole, the last slot of a kind is the oldest one's, so that it can go on. */
+static int younger(const Sim *sim, int32_t id)
+{
+  return sim->room && !room_is_oldest(sim->room, sched_mb(sim->net, id));
+}
+
 static bool has_work(Sim *sim, int32_t id)
 {
   const Pool *pool = pool_of(sim, id);
   SchedTask task = sched_task(sim->net, id);
   bool forward = task == TASK_FFN_FWD || task == TASK_REDUCE_FWD || task == TASK_JOIN_FWD || task == TASK_ATT_FWD;
-  return !pool || pool->used < pool->slots - (forward ? sim->policy->reserve : 0);
+  return !pool || pool->used < pool->slots - (forward ? younger(sim, id) : 0);
 }
 
 static void take_work(Sim *sim, int32_t id)
@@ -190,9 +198,25 @@ static void record_start(Sim *sim, int32_t id)
   sim->times->seq[id] = sim->times->n_seq++;
 }
 
+/* Slots that an op or a message has given back may be what forwards anywhere wait for. */
+static void give_room(Sim *sim, int32_t id)
+{
+  if (sim->room && room_give(sim->room, id)) {
+    for (int g = 0; g < sim->net->n_groups; g++) {
+      if (sim->groups[g].no_room) {
+        sim->groups[g].no_room = false;
+        stir_group(sim, g);
+      }
+    }
+  }
+}
+
 static void start_op(Sim *sim, int32_t id)
 {
   take_work(sim, id);
+  if (sim->room) {
+    room_take(sim->room, id);
+  }
   record_start(sim, id);
   sim->times->end[id] = sim->now + sched_op_ns(sim->net, id);
   heap_push(&sim->events, sim->times->end[id], id);
@@ -221,7 +245,7 @@ static void queue_compute(Sim *sim, int32_t id)
   const SchedNet *net = sim->net;
   SchedTask task = sched_task(net, id);
   int g = sched_group_of(net, id), layer = sched_layer(net, id), mb = sched_mb(net, id);
-  int64_t L = net->n_layers, n = net->n_mbs;
+  int64_t L = net->n_layers, n = net->n_mbs, depth = task == TASK_EMBED_FWD ? 0 : 1 + layer;
   Heap *heaps = sim->groups[g].ready;
   stir_group(sim, g);
   if (sim->given) {
@@ -229,10 +253,9 @@ static void queue_compute(Sim *sim, int32_t id)
   } else if (task >= TASK_FFN_WGRAD) {
     heap_push(&heaps[READY_WGRAD], mb * (L + 1) + (task == TASK_EMBED_WGRAD ? 0 : layer), id);
   } else if (task >= TASK_HEAD) {
-    heap_push(&heaps[READY_GRAD], mb * (L + 1) + layer, id);
+    heap_push(&heaps[READY_GRAD], sim->policy->last_grads ? (L - layer) * n + mb : mb * (L + 1) + layer, id);
   } else {
-    int64_t depth = task == TASK_EMBED_FWD ? L : L - 1 - layer;
-    heap_push(&heaps[READY_FWD], depth * n + mb, id);
+    heap_push(&heaps[READY_FWD], (sim->policy->first_forwards ? depth : L - depth) * n + mb, id);
   }
 }
 
@@ -273,6 +296,7 @@ static void finish(Sim *sim, int32_t id)
     stir_group(sim, sched_group_of(net, id));
     drop_work(sim, id);
     drop_messages(sim, id);
+    give_room(sim, id);
   }
   int n = sched_nexts(net, id, next);
   for (int i = 0; i < n; i++) {
@@ -306,13 +330,37 @@ static int backlog(Sim *sim, int32_t id)
   return pair->waiting + pair->busy;
 }
 
+/* Brings the first forward that has room to the top of its heap, if any has. */
+static void find_room(Sim *sim, Group *group)
+{
+  Heap *heap = &group->ready[READY_FWD];
+  int best = -1;
+  for (int i = 0; i < heap->n; i++) {
+    int32_t id = (int32_t)heap->keys[2 * i + 1];
+    bool room = room_has(sim->room, id);
+    group->no_room |= !room;
+    if (room && has_work(sim, id) && (best < 0 || heap->keys[2 * i] < heap->keys[2 * best])) {
+      best = i;
+    }
+  }
+  if (best > 0) {
+    int64_t id = heap->keys[2 * best + 1];
+    heap_remove(heap, best);
+    heap_push(heap, -1, id);
+  }
+}
+
 /* Index of the heap to take from, or -1. */
-static int choose_heap(Sim *sim, const Group *group)
+static int choose_heap(Sim *sim, Group *group)
 {
   const SchedPolicy *policy = sim->policy;
   bool can[READY_COUNT];
+  if (sim->room) {
+    find_room(sim, group);
+  }
   for (int i = 0; i < READY_COUNT; i++) {
-    can[i] = group->ready[i].n && has_work(sim, (int32_t)group->ready[i].keys[1]);
+    int32_t id = group->ready[i].n ? (int32_t)group->ready[i].keys[1] : -1;
+    can[i] = id >= 0 && has_work(sim, id) && (i != READY_FWD || !sim->room || room_has(sim->room, id));
   }
   bool forward_first = policy->turn == TURN_FORWARD || (policy->turn == TURN_BOTH && group->latest == READY_GRAD);
   if (group->ready[READY_WGRAD].n > policy->wgrads && !(can[READY_GRAD] && policy->turn == TURN_GRAD)) {
@@ -320,20 +368,11 @@ static int choose_heap(Sim *sim, const Group *group)
   }
   int first = forward_first ? READY_FWD : READY_GRAD, second = READY_GRAD + READY_FWD - first;
   int pick = can[first] ? first : can[second] ? second : -1;
-  if (pick >= 0 && policy->backlog) {
-    int b = backlog(sim, (int32_t)group->ready[pick].keys[1]);
-    if (pick == first && can[second] && b > 0) {
-      int o = backlog(sim, (int32_t)group->ready[second].keys[1]);
-      if (o < b && policy->balance) {
-        pick = second;
-        b = o;
-      }
-    }
-    if (can[READY_WGRAD] && b >= policy->backlog) {
-      return READY_WGRAD;
-    }
+  if (pick < 0 ||
+      (can[READY_WGRAD] && policy->backlog && backlog(sim, (int32_t)group->ready[pick].keys[1]) >= policy->backlog)) {
+    return can[READY_WGRAD] ? READY_WGRAD : -1;
   }
-  return pick >= 0 ? pick : can[READY_WGRAD] ? READY_WGRAD : -1;
+  return pick;
 }
 
 static int32_t choose(Sim *sim, int g)
@@ -372,12 +411,13 @@ static void start_compute(Sim *sim)
 }
 
 /* The channel of a pair whose first message goes next, or NULL. */
-static Chan *next_chan(Pair *pair)
+static Chan *next_chan(const Sim *sim, Pair *pair)
 {
   Chan *best = NULL;
   for (int i = 0; i < N_HOPS; i++) {
     Chan *chan = &pair->chans[i];
-    if (chan->queue.n && chan->used < chan->slots &&
+    bool forward = i + TASK_DISPATCH < TASK_PIPE_B;
+    if (chan->queue.n && chan->used < chan->slots - (forward ? younger(sim, (int32_t)chan->queue.keys[1]) : 0) &&
         (!best || chan->queue.keys[0] < best->queue.keys[0] ||
          (chan->queue.keys[0] == best->queue.keys[0] && chan->queue.keys[1] < best->queue.keys[1]))) {
       best = chan;
@@ -391,7 +431,7 @@ static void start_messages(Sim *sim)
   for (int i = 0; i < sim->n_stirred_pairs; i++) {
     Pair *pair = &sim->pairs[sim->stirred_pairs[i]];
     pair->stirred = false;
-    Chan *chan = pair->busy ? NULL : next_chan(pair);
+    Chan *chan = pair->busy ? NULL : next_chan(sim, pair);
     if (chan) {
       int32_t id = (int32_t)heap_pop(&chan->queue);
       pair->busy = true;
@@ -414,6 +454,7 @@ static void leave(Sim *sim, int32_t id)
   sim->times->end[id] = sim->now + sched_msg(sim->net, id)->latency;
   drop_work(sim, id);
   drop_messages(sim, id);
+  give_room(sim, id);
   heap_push(&sim->events, sim->times->end[id], id);
 }
 
@@ -459,8 +500,11 @@ static bool grow(Sim *sim)
   for (int g = 0; g < sim->net->n_groups; g++) {
     const Group *group = &sim->groups[g];
     int32_t wants = group->reduces.n ? (int32_t)group->reduces.keys[1] : -1;
-    for (int i = 0; wants < 0 && !sim->given && i < READY_COUNT; i++) {
-      wants = group->ready[i].n ? (int32_t)group->ready[i].keys[1] : -1;
+    for (int i = 0; !sim->given && i < READY_COUNT; i++) {
+      for (int k = 0; wants < 0 && k < group->ready[i].n; k++) {
+        int32_t id = (int32_t)group->ready[i].keys[2 * k + 1];
+        wants = !has_work(sim, id) && (!sim->room || room_has(sim->room, id)) ? id : -1;
+      }
     }
     if (wants < 0 && sim->given && group->cursor < sim->given[g].n && sim->ready[sim->given[g].ids[group->cursor]]) {
       wants = sim->given[g].ids[group->cursor];
@@ -591,6 +635,7 @@ bool sched_simulate(Arena *arena, const SchedNet *net, const SchedPolicy *policy
   Sim sim = sim_new(arena, net, policy);
   sim.given = given;
   sim.times = times;
+  sim.room = policy->whole ? room_new(arena, net, policy->whole) : NULL;
   admit(&sim);
   do { /* the first instant, and again whenever nothing moves: one slot more */
     run_until_still(&sim, most);

@@ -32,7 +32,7 @@ bool emit_supported(Diag *diag, const Spec *spec, const Plan *plan)
       {plan->recompute != RECOMPUTE_NONE, "plan", "recompute", "recomputation"},
       {plan->dedup == DEDUP_FLAT, "plan", "dedup", "flat dispatch"},
       {plan->system == SYSTEM_COMET, "plan", "schedule", "messages inside the experts' ops (comet)"},
-      {spec->plan.optimizer_shard != OPT_SHARD_HOLDERS, "plan", "optimizer_shard",
+      {plan->optimizer_shard != OPT_SHARD_HOLDERS, "plan", "optimizer_shard",
        "optimizer state that lies elsewhere than with the holders"},
       {plan->chunks > 4, "plan", "chunks", "more than 4 chunks"},
       {plan->chunks > 1 && plan->dedup == DEDUP_NODE, "plan", "dedup",

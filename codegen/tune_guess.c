@@ -1,7 +1,7 @@
 /* What trials say about plans that were not tried. The simulator errs mostly because a constant is wrong: attention,
    the experts or the network take longer than it thinks, each by a factor of its own. Every combination of such factors
    is a world; trials make worlds likely or not (Bayes). A plan's step in a world is the simulated one, times how much
-   longer its busiest resources are busy there: sides and network count by their 4-norm, between a sum and a maximum.
+   longer its busiest resources are busy there: sides and network count by their 6-norm, a maximum with soft edges.
    What worlds do not explain is taken for a smooth function of where a plan lies, with correlation exp(-d^2 / 2) at
    distance d (Gaussian process regression). */
 #include <math.h>
@@ -32,16 +32,17 @@ struct TuneBelief {
 
 /* ---- worlds ---- */
 
-static double fourth(double x)
+static double sixth(double x)
 {
-  return x * x * x * x;
+  return x * x * x * x * x * x;
 }
 
+/* To the sixth power. */
 static double norm(const TuneLoad *w, double att, double ffn, double net)
 {
-  double sum = fourth(net * w->net);
+  double sum = sixth(net * w->net);
   for (int r = 0; r < TUNE_ROLES; r++) {
-    sum += fourth(att * w->att[r] + ffn * w->ffn[r]);
+    sum += sixth(att * w->att[r] + ffn * w->ffn[r]);
   }
   return sum;
 }
@@ -51,7 +52,7 @@ static double stretch(const TuneBelief *b, const TuneLoad *load, int world)
 {
   double att = b->factor[world % GRID], ffn = b->factor[world / GRID % GRID], net = b->factor[world / GRID / GRID];
   double now = norm(load, 1, 1, 1);
-  return now > 0 ? 0.25 * log(norm(load, att, ffn, net) / now) : 0;
+  return now > 0 ? log(norm(load, att, ffn, net) / now) / 6 : 0;
 }
 
 static void believe(TuneBelief *b)

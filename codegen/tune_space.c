@@ -151,7 +151,7 @@ static void set_place(TuneCandidate *c, const Plan *plan)
                                     log2(plan->p_ffn),
                                     c->on_nics ? log2(1 + nics_of(plan, PLAN_A)) : 0,
                                     c->on_nics ? log2(1 + nics_of(plan, PLAN_F)) : 0,
-                                    0.3 * log2(plan->in_flight > 0 ? plan->in_flight : 1),
+                                    0.15 * log2(plan->in_flight > 0 ? plan->in_flight : 1),
                                     0.5 * (double)p->recompute,
                                     p->placement == PLACE_MIXED ? 1 : 0,
                                     log2(p->virtual_stages > 0 ? p->virtual_stages : 1),
@@ -364,7 +364,8 @@ static void move_ranks(Walk *w, int ep, int pp)
   if ((ep && base->expert_parallel) || (pp && base->attention_stages)) {
     return;
   }
-  int ranks = own->expert_parallel * own->attention_stages;
+  const Spec *spec = w->pool->spec;
+  int ranks = own->expert_parallel * own->attention_stages, gpus = spec->cluster.nodes * spec->cluster.gpus;
   for (int k = 1; k <= most_tries(w); k++) {
     PlanSpec p = start_of(w);
     p.expert_parallel = own->expert_parallel + ep * k;
@@ -376,7 +377,8 @@ static void move_ranks(Walk *w, int ep, int pp)
     if (p.expert_parallel < 1 || (p.attention_stages < 1 && !(ep && pp))) {
       return;
     }
-    if (p.attention_stages >= 1 && land(w, &p)) {
+    if (p.attention_stages >= 1 && p.expert_parallel <= spec->model.moe.experts &&
+        (int64_t)p.expert_parallel * p.attention_stages * p.replicas <= gpus && land(w, &p)) {
       return;
     }
   }
@@ -393,7 +395,9 @@ static void move_colocated_rest(Walk *w, int virtual, int chunks)
     PlanSpec p = start_of(w);
     p.virtual_stages = own->virtual_stages + virtual * k;
     p.chunks = own->chunks + chunks * k;
-    if ((virtual && p.virtual_stages < 1) || (chunks && (p.chunks < 1 || p.chunks > 4)) || land(w, &p)) {
+    int64_t stages = (int64_t)p.virtual_stages * p.attention_stages;
+    if ((virtual && (p.virtual_stages < 1 || stages > w->pool->spec->model.layers)) ||
+        (chunks && (p.chunks < 1 || p.chunks > 4)) || land(w, &p)) {
       return;
     }
   }

@@ -80,8 +80,8 @@ int verb_build(Compile *c)
   if (code) {
     return code;
   }
-  if (!emu && c->spec.plan.recompute == RECOMPUTE_AUTO) {
-    c->spec.plan.recompute = RECOMPUTE_NONE; /* the kernels keep everything; asked for by name it is refused */
+  if (!emu) {
+    evaluate_for_cpu(&c->spec);
   }
   Program program;
   code = make_program(c, &program);

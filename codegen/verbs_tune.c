@@ -154,6 +154,9 @@ int verb_tune(Compile *c)
     return code;
   }
   cli_take_first_shape(c);
+  if (!tune.emu && !tune.launch) {
+    evaluate_for_cpu(&c->spec);
+  }
   tune.system = c->spec.plan.system;
   if (c->options->system && !cli_system(c->arena, "--system", c->options->system, true, &tune.system)) {
     return EXIT_USAGE;

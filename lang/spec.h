@@ -22,7 +22,7 @@ typedef enum Placement { PLACE_AUTO, PLACE_SEPARATE, PLACE_MIXED, PLACE_COLOCATE
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL, RECOMPUTE_AUTO } Recompute;
 /* Who keeps the optimizer's state of a bucket: a part each holder of it, all of it every holder, or a part any rank of
    the plan, whether it holds the bucket or not. */
-typedef enum OptShard { OPT_SHARD_HOLDERS, OPT_SHARD_NONE, OPT_SHARD_ALL } OptShard;
+typedef enum OptShard { OPT_SHARD_HOLDERS, OPT_SHARD_NONE, OPT_SHARD_ALL, OPT_SHARD_AUTO } OptShard;
 typedef enum SystemKind {
 #define SYSTEM(id, name, colocated, ways, doc) SYSTEM_##id,
 #include "lang/systems.def"

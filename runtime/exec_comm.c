@@ -153,8 +153,7 @@ static void finish_sent(MoeExec *x, MoeEnd *end, bool *moved_p)
 {
   while (end->finished < end->sent) {
     const MoeMsg *msg = &end->plan->sends[end->finished];
-    if (x->options.sync_send &&
-        !end->link.transport->taken(&end->link, msg->slot, moe_msg_generation(msg, x->tick))) {
+    if (x->options.sync_send && !end->link.transport->taken(&end->link, msg->slot, moe_msg_generation(msg, x->tick))) {
       break;
     }
     end->finished++;

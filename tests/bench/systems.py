@@ -9,6 +9,7 @@ must end with the same losses: they train the same model on the same tokens and 
 """
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -21,26 +22,25 @@ SPEC = """
 gpu g {{ flops = 50 GFLOPS;  memory = 4 GiB;  hbm = 10 GB/s;  launch = 2 us }}
 node n {{ gpu = g;  gpus = {ranks};  nics = {ranks};  nvlink = {link} MB/s;  nic = {link} MB/s
          nvlink_latency = 5 us;  nic_latency = 5 us }}
-model m {{ layers = {layers};  hidden = 128;  vocab = 256;  norm_eps = 1e-6
+model m {{ layers = {layers};  hidden = {hidden};  vocab = 256;  norm_eps = 1e-6
   attention {{ heads = 4;  kv_heads = 2;  head_dim = 32;  qk_norm = head;  rope {{ theta = 1e4 }} }}
-  moe       {{ experts = 8;  top_k = 2;  hidden = 192;  router = softmax_renorm }} }}
+  moe       {{ experts = {experts};  top_k = {top_k};  hidden = 72;  router = softmax_renorm }} }}
 cluster c {{ nodes = 1;  node = n }}
 shape s {{ seq = {seq};  micro_batch = 1;  global_batch = {batch} }}
 train {{ dtype = fp32;  optimizer adamw {{ lr = 1e-3 }}  seed = 1 }}
 plan {{ schedule = {system};  replicas = 1;  dedup = rank;  {pins} }}
 """
 
-# With `stages` groups of two ranks on each side, or twice as many pipeline ranks of two with experts on both.
+# Half of the ranks on each side, or two pipeline ranks of that many with experts on all.
 SYSTEMS = {
-    "af_pipe": "stages = {half};  attention_gpus = 2;  ffn_gpus = 2;  in_flight = 6",
-    "afd": "stages = 1;  attention_gpus = {pipeline};  ffn_gpus = {pipeline};  in_flight = 6",
-    "megatron": "stages = {pipeline};  expert_parallel = 2;  virtual_stages = 2",
-    "megatron_overlap": "stages = {pipeline};  expert_parallel = 2;  virtual_stages = 2",
-    "tutel": "stages = {pipeline};  expert_parallel = 2;  virtual_stages = 2;  chunks = 2",
-    "dualpipe": "stages = {pipeline};  expert_parallel = 2",
-    "dualpipev": "stages = {pipeline};  expert_parallel = 2",
+    "af_pipe": "stages = 1;  attention_gpus = {half};  ffn_gpus = {half};  in_flight = 6",
+    "megatron": "stages = 2;  expert_parallel = {half};  virtual_stages = 2",
+    "megatron_overlap": "stages = 2;  expert_parallel = {half};  virtual_stages = 2",
+    "tutel": "stages = 2;  expert_parallel = {half};  virtual_stages = 2;  chunks = 2",
+    "dualpipe": "stages = 2;  expert_parallel = {half}",
+    "dualpipev": "stages = 2;  expert_parallel = {half}",
 }
-M2N = ("DISPATCH", "COMBINE", "DISPATCH_B", "COMBINE_B", "PIPE", "PIPE_B")
+HIDDEN, EXPERTS, TOP_K = 128, 32, 4
 
 
 def run(command, **more):
@@ -76,7 +76,7 @@ def main():
     parser.add_argument("--ranks", type=int, choices=(4, 8), default=4)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--share", type=float, default=0.4)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
@@ -98,7 +98,8 @@ def main():
                 spec = os.path.join(work, f"{system}.moespec")
                 with open(spec, "w", encoding="ascii") as out:
                     out.write(SPEC.format(ranks=ranks, link=link, layers=args.layers, seq=args.seq, batch=args.batch,
-                                          system=system, pins=SYSTEMS[system].format(half=ranks // 4, pipeline=ranks // 2)))
+                                          hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K,
+                                          system=system, pins=SYSTEMS[system].format(half=ranks // 2)))
                 run([args.moec, "build", spec, "-o", os.path.join(work, system), "-q"])
 
         def train(system, steps, *more):
@@ -106,11 +107,13 @@ def main():
                  "--compute-scale", str(scale), *more], timeout=600)
             return [json.loads(line) for line in open(log)]
 
-        # Rows of one rank in one direction: every layer, micro-batch and sequence, M2N and back, forward and backward.
+        # Rows that leave an attention rank: dispatches and the gradients of combines, one per rank that a token visits.
         build(1000)
         train(systems[0], 2, "--trace", trace)
         compute = compute_us(trace)
-        volume = args.layers * args.batch * args.seq * 128 * 4 * 2 / (ranks / 2) * 2 * 0.9
+        half = ranks // 2
+        visits = half * (1 - math.comb(EXPERTS - EXPERTS // half, TOP_K) / math.comb(EXPERTS, TOP_K))
+        volume = 2 * visits * args.layers * args.batch * args.seq / half * HIDDEN * 4
         rate = volume / (compute * 1e-6 * args.share / (1 - args.share))
         build(max(1, round(rate / 1e6 * scale)))  # the schedule sees links and ops in proportion
         times, losses = {s: [] for s in systems}, {}

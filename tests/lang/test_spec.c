@@ -55,7 +55,7 @@ static void defaults(void **state)
   assert_null(s.plan.attention_gpus);
   assert_int_equal(s.plan.node_limit, 10000);
   assert_int_equal(s.plan.recompute, RECOMPUTE_AUTO);
-  assert_int_equal(s.plan.optimizer_shard, OPT_SHARD_HOLDERS);
+  assert_int_equal(s.plan.optimizer_shard, OPT_SHARD_AUTO);
   assert_int_equal(s.plan.expert_parallel, 0);
   assert_int_equal(s.plan.chunks, 0);
   assert_false(s.costs.given);

@@ -1,11 +1,11 @@
-"""The feasible bound of af_pipe: over all integer splits of the GPUs, the least time of a step in which every message is
-hidden. A split is: replicas, groups per side, GPUs per group, recomputation. Of each split the bound is the largest of
+"""The feasible bound of af_pipe: over all integer splits of the GPUs, the least time of a step in which every message
+is hidden. A split is: replicas, groups per side, GPUs per group, recomputation. Of each split the bound is the largest of
   busy    a group's compute, after the chain that reaches its first layer (fill), with the optimizer's part behind it;
   flight  the chain of one micro-batch, forward and back, over how many of them memory holds at once.
-Memory here is what no layout can do without: weights, gradients, an even part of the optimizer's state over all GPUs, and
-what the backward pass needs of the micro-batches in flight; not buffers, not workspace. So the bound is from below.
-Beside it the same with links: no group's NICs can move less than its rows, one per token and node of the receiving group,
-each GPU with one NIC and no node of both sides."""
+Memory here is what no layout can do without: weights, gradients, an even part of the optimizer's state over all GPUs,
+and what the backward pass needs of the micro-batches in flight; not buffers, not workspace. So the bound is from below.
+Beside it the same with links: no group's NICs can move less than its rows, one per token and node of the receiving
+group, each GPU with one NIC and no node of both sides."""
 from collections import namedtuple
 
 Split = namedtuple("Split", "replicas p_att att p_ffn ffn recompute")
@@ -46,9 +46,11 @@ def bound_of(costs, split):
     """Seconds of one split and its terms; None where memory does not hold it."""
     full, none = split.recompute == "full", split.recompute == "none"
     att, ffn = layers_of(costs, split.p_att, split.p_ffn)
-    n_mbs = costs.batch / (split.replicas * split.att)  # a sequence on each rank of an attention group
-    if n_mbs < 1:
+    seqs = -(-costs.batch // split.replicas)
+    if seqs < split.att:
         return None
+    n_mbs = -(-seqs // split.att)  # a sequence on each rank of an attention group; the fullest rank has one in each
+    parts = seqs / split.att       # experts have less to do in a short one
     f = costs.ffn(split.att, split.ffn)
     ffn_all = sum(f[:3]) + (0 if none else f[3])
     reach_att, reach_ffn, at = {}, {}, 0
@@ -65,18 +67,19 @@ def bound_of(costs, split):
         head = costs.layers % split.p_att == g
         busy["A", g] = n_mbs * (each + (costs.head() if head else 0))
         fill["A", g] = reach_att[g]
-        caps.append((costs.memory - costs.state(len(mine), 0, 0, (g == 0) + head)) / (len(mine) * costs.saved_att(full)))
-        links = max(links, links_of(costs, split, sum(l >= costs.dense for l in mine), n_mbs, True))
+        room = costs.memory - costs.state(len(mine), 0, 0, (g == 0) + head)
+        caps.append(room / (len(mine) * costs.saved_att(full)))
+        links = max(links, links_of(costs, split, sum(l >= costs.dense for l in mine), parts, True))
     for g, mine in enumerate(ffn):
-        busy["F", g] = n_mbs * len(mine) * ffn_all
+        busy["F", g] = parts * len(mine) * ffn_all
         fill["F", g] = reach_ffn[g]
         caps.append((costs.memory - costs.state(0, len(mine), -(-costs.experts // split.ffn), 0)) /
                     (len(mine) * costs.saved_ffn(split.att, split.ffn, none)))
-        links = max(links, links_of(costs, split, len(mine), n_mbs, False))
+        links = max(links, links_of(costs, split, len(mine), parts, False))
     if min(caps) < 1:
         return None
     worst = max(busy, key=lambda g: busy[g] + fill[g])
-    flight = chain * max(1, n_mbs / int(min(caps)))
+    flight = chain * max(1, parts / int(min(caps)))
     seconds = max(busy[worst] + fill[worst], flight) + costs.optimizer()
     return Bound(seconds, max(seconds, links), split,
                  {"busy": busy[worst], "fill": fill[worst], "flight": flight, "optimizer": costs.optimizer(),
@@ -84,7 +87,7 @@ def bound_of(costs, split):
 
 
 def perfect(costs):
-    """Seconds if all compute were spread evenly over all GPUs: nothing recomputed, experts at the rate of large products."""
+    """Seconds if all compute were spread evenly over all GPUs: nothing recomputed, experts at the rate of large ones."""
     seqs = 64
     best = min(n * sum(costs.ffn(seqs, n)[:3]) for n in range(1, costs.experts + 1) if costs.experts % n == 0)
     att = sum(sum(costs.attention(l)[:3]) for l in range(costs.layers)) + costs.head() + costs.embed()
@@ -97,16 +100,30 @@ def least(costs, replicas, p_att, att):
     return costs.batch / (replicas * att * p_att) * each
 
 
-def bounds(costs, most=8, groups=12):
+class Best:
+    """The best splits so far by one figure."""
+
+    def __init__(self, most, figure):
+        self.most, self.figure, self.list = most, figure, []
+
+    def cut(self):
+        return self.figure(self.list[-1]) if len(self.list) == self.most else float("inf")
+
+    def add(self, b):
+        if self.figure(b) < self.cut():
+            self.list = sorted(self.list + [b], key=self.figure)[:self.most]
+
+
+def bounds(costs, most=4, groups=12):
     """The best splits by the bound, and by the bound with links."""
-    found, linked = [], []
+    hidden, linked = Best(most, lambda b: b.seconds), Best(most, lambda b: b.linked)
     for replicas in range(1, costs.gpus // 2 + 1):
         budget = costs.gpus // replicas
         for p_att in range(1, min(groups, costs.layers) + 1):
             for att in range(budget // p_att, 0, -1):
-                floor = least(costs, replicas, p_att, att)
-                if len(linked) == most and len(found) == most and floor > max(found[-1].seconds, linked[-1].linked):
+                if least(costs, replicas, p_att, att) > linked.cut():  # never below the other cut
                     break
+                n_mbs = costs.batch / (replicas * att)
                 for p_ffn in range(1, groups + 1):
                     ffn = min((budget - p_att * att) // p_ffn, costs.experts)
                     if ffn < 1:
@@ -114,12 +131,14 @@ def bounds(costs, most=8, groups=12):
                     # more ranks than `few` hold no fewer experts; whole nodes cut rows
                     few = -(-costs.experts // -(-costs.experts // ffn))
                     for n in {ffn, few, max(few, ffn // GPUS_PER_NODE * GPUS_PER_NODE)}:
+                        deepest = -(-(costs.layers - costs.dense) // p_ffn)
+                        if n_mbs * deepest * sum(costs.ffn(att, n)[:3]) > linked.cut():
+                            continue
                         for recompute in ("none", "selective", "full"):
                             b = bound_of(costs, Split(replicas, p_att, att, p_ffn, n, recompute))
                             if b:
-                                found.append(b)
-                                linked.append(b)
-                    if len(found) > 64:
-                        found = sorted(found, key=lambda b: b.seconds)[:most]
-                        linked = sorted(linked, key=lambda b: b.linked)[:most]
-    return sorted(found, key=lambda b: b.seconds)[:most], sorted(linked, key=lambda b: b.linked)[:most]
+                                hidden.add(b)
+                                linked.add(b)
+                                if b.terms["flight"] < b.terms["busy"]:
+                                    break  # more recomputation only costs
+    return hidden.list, linked.list

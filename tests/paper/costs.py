@@ -4,8 +4,8 @@ import math
 import os
 import re
 
-UNITS = {"GB/s": 1e9, "TB/s": 1e12, "Gbit/s": 1.25e8, "TFLOPS": 1e12, "GB": 1e9, "GiB": 2.0 ** 30, "us": 1e-6, "ns": 1e-9,
-         "ms": 1e-3}
+UNITS = {"GB/s": 1e9, "TB/s": 1e12, "Gbit/s": 1.25e8, "TFLOPS": 1e12, "GB": 1e9, "GiB": 2.0 ** 30, "us": 1e-6,
+         "ns": 1e-9, "ms": 1e-3}
 SUFFIXES = {"Ki": 2 ** 10, "Mi": 2 ** 20, "K": 10 ** 3, "M": 10 ** 6}
 
 
@@ -80,14 +80,15 @@ class Costs:
         node = read.block("node", cluster["node"])
         self.gpu = read.block("gpu", node["gpu"])
         self.eff = self.gpu["efficiency"]
-        self.gpus, self.memory = cluster["nodes"] * node["gpus"], self.gpu["memory"]
+        self.gpus, self.memory, self.nic = cluster["nodes"] * node["gpus"], self.gpu["memory"], node["nic"]
         self.shape = read.block("shape", shape)
         self.seq, self.batch = self.shape["seq"], self.shape["global_batch"]
         self.layers, self.h, self.vocab = model["layers"], model["hidden"], model["vocab"]
         att, moe = model["attention"], model["moe"]
         self.nq, self.nkv, self.d = att["heads"], att["kv_heads"], att["head_dim"]
         self.window = att.get("window", 0)
-        self.dense, self.dense_hidden = (model["dense"]["layers"], model["dense"]["hidden"]) if "dense" in model else (0, 0)
+        dense = model.get("dense", {"layers": 0, "hidden": 0})
+        self.dense, self.dense_hidden = dense["layers"], dense["hidden"]
         self.experts, self.k, self.f = moe["experts"], moe["top_k"], moe["hidden"]
         self.shared, self.imbalance = moe.get("shared", 0), moe.get("imbalance", 1)
         self.bias = 2 * self.f + self.h if moe.get("bias") == "true" else 0
@@ -104,16 +105,16 @@ class Costs:
         return max(flop / self.gpu["flops"], moved / (self.gpu["hbm"] * eff["memory"])) + self.gpu["launch"]
 
     def attention(self, layer):
-        """Forward, input gradient, weight gradient of a layer, one sequence on a rank, nothing recomputed; and what full
-        recomputation adds."""
+        """Forward, input gradient, weight gradient of a layer, one sequence on a rank, nothing recomputed; and what
+        full recomputation adds."""
         dense, windowed = layer < self.dense, self.window and layer % 2 == 0
         key = dense, windowed
         if key not in self._att:
             t, w = self.seq, min(self.seq, self.window) if windowed else self.seq
             core = 2 * (t * w - w * (w - 1) / 2) * self.nq * 2 * self.d
             weights = self.projections + (3 * self.h * self.dense_hidden if dense else self.experts * self.h)
-            acts = 2 * t * (6 * self.h + 2 * (self.nq + 2 * self.nkv) * self.d + (3 * self.dense_hidden if dense else 0))
-            acts += 0 if dense else 4 * t * self.experts
+            acts = 2 * t * (6 * self.h + 2 * (self.nq + 2 * self.nkv) * self.d)
+            acts += 6 * t * self.dense_hidden if dense else 4 * t * self.experts
             forward = self.seconds(2 * t * weights, core=core, moved=2 * weights + acts)
             again = self.seconds(4 * t * weights, core=core, core_back=2.5 * core, moved=4 * weights + 3 * acts)
             back = self.seconds(2 * t * weights, core_back=2.5 * core, moved=2 * weights + 2 * acts)
@@ -122,10 +123,15 @@ class Costs:
 
     def head(self):
         t = self.seq
-        return self.seconds(6 * t * self.h * self.vocab, moved=12 * self.h * self.vocab + t * (8 * self.vocab + 8 * self.h))
+        moved = 12 * self.h * self.vocab + t * (8 * self.vocab + 8 * self.h)
+        return self.seconds(6 * t * self.h * self.vocab, moved=moved)
 
     def embed(self):
         return self.seconds(moved=4 * self.seq * self.h) + self.seconds(moved=10 * self.seq * self.h)
+
+    def optimizer(self):
+        """A rank's even part: gradient, master copy and two moments read, three of them and the weight written."""
+        return 32 * self.params() / self.gpus / (self.gpu["hbm"] * self.eff["memory"])
 
     def ffn(self, seqs, ranks):
         """Forward, input gradient, weight gradient of a layer on the fullest of `ranks` ranks, `seqs` sequences in all;
@@ -158,11 +164,12 @@ class Costs:
 
     def params(self):
         moe = self.layers - self.dense
-        return (self.layers * self.projections + moe * (self.experts * (self.expert_params + self.h) + self.shared_params) +
-                self.dense * 3 * self.h * self.dense_hidden + 2 * self.h * self.vocab)
+        experts = self.experts * (self.expert_params + self.h) + self.shared_params
+        return (self.layers * self.projections + moe * experts + self.dense * 3 * self.h * self.dense_hidden +
+                2 * self.h * self.vocab)
 
     def saved_att(self, full):
-        """Bytes of one layer and sequence that its backward pass needs: x and a, and with attention kept q, k, v and out."""
+        """Bytes of one layer and sequence that its backward pass needs: x, a and, if kept, q, k, v and out."""
         n = 2 * 2 * self.h + 4 * self.experts
         n += 0 if full else 2 * (2 * self.nq + 2 * self.nkv) * self.d + 4 * self.nq
         return n * self.seq

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Makes specs/paper/RESULTS.md: the paper's comparisons over the paper's specs, each table with the command behind it.
 
-  results.py --moec build/moec --work DIR            runs what DIR does not hold yet (an hour on two cores), writes the page
-  results.py ... --parts profile,published           some parts only, on the screen
+  results.py --moec build/moec --work DIR     runs what DIR does not hold yet for this compiler and these specs (an hour on
+                                              two cores), and writes the page
+  results.py ... --parts profile,published    some parts only, on the screen
 """
 import argparse
 import os
@@ -18,9 +19,9 @@ HEAD = """# The paper's results, examined
 Written by `tests/paper/results.py --moec build/moec --work DIR`; nothing here is typed in. The paper: DisagMoE, arXiv
 2605.11005; its figures in brackets or in columns called so. All systems share one cost model, one network and one
 simulator; of the twelve points (three models, sequences of 4Ki to 32Ki, 128 H800, the batch of
-[lib/setting.moespec](lib/setting.moespec)) each system takes the settings that are fastest among those that fit its memory.
-The colocated systems divide experts over 16 GPUs and move flat copies, as in the paper; af_pipe and afd choose, which is
-once per node. Results for published and for fitted constants stand apart.
+[lib/setting.moespec](lib/setting.moespec)) each system takes the settings that are fastest among those that fit its
+memory. The colocated systems divide experts over 16 GPUs and move flat copies, as in the paper; af_pipe and afd choose,
+which is once per node. Results for published and for fitted constants stand apart.
 """
 
 
@@ -28,6 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moec", required=True)
     parser.add_argument("--work", required=True)
+    parser.add_argument("--keep", action="store_true", help="leave the page in DIR instead of specs/paper")
     parser.add_argument("--parts", help="of " + ", ".join(PARTS))
     parser.add_argument("--models", help="some of the models")
     parser.add_argument("--shapes", help="some of the shapes")
@@ -36,7 +38,7 @@ def main():
     runs = Runs(args.moec, args.work)
     models = tuple(args.models.split(",")) if args.models else tables.MODELS
     shapes = tuple(args.shapes.split(",")) if args.shapes else tables.SHAPES
-    page = [HEAD]
+    page, failures = [HEAD], []
     if "profile" in parts:
         page += tables.profile_part(args.moec)
     for constants in ("published", "fitted"):
@@ -45,14 +47,17 @@ def main():
     if "node" in parts:
         page += tables.node_part(runs, models, shapes)
     if "ablations" in parts:
-        page += ablations.part(runs)
+        page += ablations.part(runs, failures)
     text = "\n".join(page) + "\n"
     if args.parts or args.models or args.shapes:
         print(text)
     else:
-        with open(os.path.join(ROOT, "specs", "paper", "RESULTS.md"), "w", encoding="utf-8") as out:
+        folder = args.work if args.keep else os.path.join(ROOT, "specs", "paper")
+        with open(os.path.join(folder, "RESULTS.md"), "w", encoding="utf-8") as out:
             out.write(text)
-    return 0
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

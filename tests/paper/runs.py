@@ -1,4 +1,4 @@
-"""Runs of `moec compare` over the paper's specs, each kept as a file in a work folder so that tables can be made again."""
+"""Runs of `moec compare` over the paper's specs, each kept as a file so that tables can be made again."""
 import hashlib
 import json
 import os
@@ -24,13 +24,22 @@ def moec_command(spec, arguments):
     return ["moec", "compare", os.path.join("specs", "paper", spec)] + arguments + ["--json"]
 
 
+def digest(moec):
+    """Of all that a run depends on: the compiler and the specs."""
+    sums = hashlib.sha256(open(moec, "rb").read())
+    for folder, _, names in sorted(os.walk(os.path.join(ROOT, "specs"))):
+        for name in sorted(n for n in names if n.endswith(".moespec")):
+            sums.update(open(os.path.join(folder, name), "rb").read())
+    return sums.hexdigest()[:12]
+
+
 class Runs:
     def __init__(self, moec, work):
-        self.moec, self.work, self.commands = os.path.abspath(moec), work, []
-        os.makedirs(work, exist_ok=True)
+        self.moec, self.work = os.path.abspath(moec), os.path.join(work, digest(moec))
+        os.makedirs(self.work, exist_ok=True)
 
     def compare(self, spec, arguments):
-        """Rows of one comparison. The command is remembered for the page."""
+        """Rows of one comparison."""
         command = moec_command(spec, arguments)
         key = hashlib.sha256(" ".join(command).encode()).hexdigest()[:16]
         path = os.path.join(self.work, f"{spec.removesuffix('.moespec')}_{key}.json")

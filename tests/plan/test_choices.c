@@ -153,14 +153,95 @@ static void shards_of_the_optimizer(void **state)
   in.total_ranks = 32;
   MemoryTerms holders, none, all;
   memory_terms(&spec, &in, PLAN_A | PLAN_F, &holders);
-  spec.plan.optimizer_shard = OPT_SHARD_NONE;
+  in.shard = OPT_SHARD_NONE;
   memory_terms(&spec, &in, PLAN_A | PLAN_F, &none);
-  spec.plan.optimizer_shard = OPT_SHARD_ALL;
+  in.shard = OPT_SHARD_ALL;
   memory_terms(&spec, &in, PLAN_A | PLAN_F, &all);
   assert_true(all.optimizer < holders.optimizer && holders.optimizer < none.optimizer);
   assert_int_equal(none.optimizer, 3 * none.weights);
   assert_int_equal(holders.weights, none.weights);
   assert_int_equal(holders.gradients, all.gradients);
+}
+
+/* Free to choose, the optimizer's state makes no plan slower than with either pin; where memory is ample it stays with
+   the weights, and where experts have few holders it gives room to plans that would not fit. */
+static void the_shard_is_a_choice(void **state)
+{
+  (void)state;
+  bool all = false;
+  for (double gb = 1000; gb > 40; gb *= 0.8) {
+    ShapeSpec shape;
+    Spec spec = large_spec(&shape, 16);
+    spec.plan.gap = 0;
+    spec.plan.replicas = 1;
+    spec.cluster.gpu.memory = (int64_t)(gb * 1e9);
+    spec.plan.optimizer_shard = OPT_SHARD_AUTO;
+    Run either = run_plan(&spec, SYSTEM_AF_PIPE, 1);
+    for (OptShard pin = OPT_SHARD_HOLDERS; pin < OPT_SHARD_AUTO; pin++) {
+      spec.plan.optimizer_shard = pin;
+      Run one = run_plan(&spec, SYSTEM_AF_PIPE, 1);
+      assert_true(one.n == 0 || one.plans[0].optimizer_shard == pin);
+      assert_true(pin == OPT_SHARD_NONE || one.n == 0 || either.n == 1);
+      assert_true(pin == OPT_SHARD_NONE || one.n == 0 || either.plans[0].step_ns <= one.plans[0].step_ns * (1 + 1e-9));
+      end_run(&one);
+    }
+    if (either.n > 0) {
+      assert_int_not_equal(either.plans[0].optimizer_shard, OPT_SHARD_AUTO);
+      assert_true(gb < 900 || either.plans[0].optimizer_shard == OPT_SHARD_HOLDERS);
+      all = all || either.plans[0].optimizer_shard == OPT_SHARD_ALL;
+    }
+    end_run(&either);
+  }
+  assert_true(all);
+}
+
+/* ---- head ---- */
+
+/* Attention of a group's layers, one sequence, forward and backward. */
+static double load_of(const Spec *spec, const Plan *plan, int group)
+{
+  double ns = 0;
+  for (int l = 0; l < spec->model.layers; l++) {
+    for (MoeOpKind op = MOE_OP_ATT_FWD; op <= MOE_OP_ATT_WGRAD && plan->att_group[l] == group; op++) {
+      bool att = op == MOE_OP_ATT_FWD || op == MOE_OP_ATT_DGRAD || op == MOE_OP_ATT_WGRAD;
+      ns += att ? work_ns(spec, work_att(spec, op, l, plan->shape->seq, 1, RECOMPUTE_NONE)) : 0;
+    }
+  }
+  return ns;
+}
+
+/* No group has less to do than the head's has otherwise, and of equal ones it is that of layer L in turn. */
+static void assert_head(const Spec *spec, const Plan *plan)
+{
+  int head = plan->att_group[spec->model.layers], in_turn = spec->model.layers % plan->p_att;
+  double load = load_of(spec, plan, head);
+  for (int g = 0; g < plan->p_att; g++) {
+    double other = load_of(spec, plan, g);
+    assert_true(load <= other * (1 + 1e-6));
+    assert_true(g != in_turn || head == g || load < other * (1 - 1e-10));
+  }
+}
+
+static void the_head_goes_where_least_is_to_do(void **state)
+{
+  (void)state;
+  for (int dense = 0; dense <= 3; dense++) {
+    for (int p = 1; p <= 5; p++) {
+      ShapeSpec shape;
+      Spec spec = large_spec(&shape, 16);
+      spec.model.layers = 40 + dense;
+      spec.model.dense.layers = dense;
+      spec.model.dense.hidden = 12288;
+      spec.model.attention.window = dense == 3 ? 128 : 0;
+      spec.model.attention.window_layers = LAYERS_EVEN;
+      spec.plan.attention_stages = p;
+      Run r = run_plan(&spec, SYSTEM_AF_PIPE, 1);
+      assert_int_equal(r.n, 1);
+      assert_head(&spec, &r.plans[0]);
+      assert_int_equal(r.plans[0].combine_group[spec.model.layers - 1], r.plans[0].att_group[spec.model.layers]);
+      end_run(&r);
+    }
+  }
 }
 
 /* ---- rates by size ---- */
@@ -446,6 +527,8 @@ int main(void)
       cmocka_unit_test(recomputation_costs_time_and_saves_memory),
       cmocka_unit_test(candidates_are_sorted_and_different),
       cmocka_unit_test(shards_of_the_optimizer),
+      cmocka_unit_test(the_shard_is_a_choice),
+      cmocka_unit_test(the_head_goes_where_least_is_to_do),
       cmocka_unit_test(curves_replace_the_constants),
       cmocka_unit_test(given_times_are_taken),
       cmocka_unit_test(more_of_anything_is_never_slower),

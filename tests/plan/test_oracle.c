@@ -15,6 +15,7 @@ enum { CASES = 500 };
 typedef struct Raw {
   int replicas, p_att, p_ffn, m, n, att_nics, ffn_nics;
   bool mixed;
+  int head; /* attention group of the head */
 } Raw;
 
 static int ceil_div(int a, int b)
@@ -42,6 +43,12 @@ static int first_ffn(const Raw *r, int g)
 static int total(const Raw *r)
 {
   return r->p_att * r->m + r->p_ffn * r->n;
+}
+
+/* Attention group after a layer. */
+static int next_att(const Spec *s, const Raw *r, int layer)
+{
+  return layer + 1 == s->model.layers ? r->head : (layer + 1) % r->p_att;
 }
 
 /* ---- compute ---- */
@@ -189,7 +196,7 @@ static Traffic att_traffic(const Net *net, int g)
         add(&t.out, near(net, me, f + j), rows * (row + 8) + pairs * 8);
         add(&t.in, near(net, me, f + j), rows * row + pairs * 4);
       }
-      if ((l + 1) % r->p_att == g) {
+      if (next_att(s, r, l) == g) {
         add(&t.in, near(net, me, f + j), rows * (row + 4));
         add(&t.out, near(net, me, f + j), rows * row);
       }
@@ -220,7 +227,7 @@ static double ffn_traffic_ns(const Net *net, int g, int layer)
     pairs = larger(pairs, y);
   }
   Link in = {0}, out = {0};
-  int me = first_ffn(r, g), here = first_att(r, layer % r->p_att), next = first_att(r, (layer + 1) % r->p_att);
+  int me = first_ffn(r, g), here = first_att(r, layer % r->p_att), next = first_att(r, next_att(s, r, layer));
   add(&in, near(net, here, me), rows * (row + 8) + pairs * 8);
   add(&out, near(net, here, me), rows * row + pairs * 4);
   add(&in, near(net, next, me), rows * row);
@@ -245,6 +252,26 @@ static double exchange_ns(const Net *net, double elems, int holders, int ranks, 
   return 8 * elems * (holders - 1) / holders / rate * 1e9;
 }
 
+/* The head is on the attention group with the least to do otherwise: with one sequence on a rank, forward and backward.
+   Equal ones: group L mod p first, then the lowest. */
+static int head_home(const Spec *s, int p)
+{
+  int best = s->model.layers % p;
+  double least = 0;
+  for (int turn = -1; turn < p; turn++) {
+    int g = turn < 0 ? best : turn;
+    double sum = 0;
+    for (int l = g; l < s->model.layers; l += p) {
+      sum += attention_ns(s, l, 1, true);
+    }
+    if (turn < 0 || sum < least - 1e-9 * least) {
+      least = sum;
+      best = g;
+    }
+  }
+  return best;
+}
+
 static double att_elems(const Spec *s, const Raw *r, int g)
 {
   const ModelSpec *m = &s->model;
@@ -253,7 +280,7 @@ static double att_elems(const Spec *s, const Raw *r, int g)
     n += h + h * m->attention.head_dim * 2 * (m->attention.heads + m->attention.kv_heads) + 2 * m->attention.head_dim;
     n += l < m->dense.layers ? 3 * h * m->dense.hidden : h * m->moe.experts;
   }
-  return n + (m->layers % r->p_att == g ? h + h * m->vocab : 0);
+  return n + (r->head == g ? h + h * m->vocab : 0);
 }
 
 /* ---- one allocation ---- */
@@ -269,7 +296,7 @@ static double estimate(const Spec *s, const Raw *r, int per, int nodes)
   int batches = ceil_div(batch, mb), seqs = ceil_div(mb, r->m), moe = m->layers - m->dense.layers, deepest = 0;
   double seq = (double)shape->seq, z = 0;
   for (int g = 0; g < r->p_att; g++) {
-    double busy = m->layers % r->p_att == g ? head_ns(s, seqs) : 0;
+    double busy = r->head == g ? head_ns(s, seqs) : 0;
     for (int l = g; l < m->layers; l += r->p_att) {
       busy += attention_ns(s, l, seqs, true);
     }
@@ -386,11 +413,12 @@ static Best enumerate(const Spec *s)
   int most = s->plan.replicas ? s->plan.replicas : per * nodes;
   for (int replicas = 1; replicas <= most && replicas <= s->shapes[0].global_batch; replicas++) {
     for (int pa = 1; pa <= layers; pa++) {
+      int head = head_home(s, pa);
       for (int pf = 1; pf <= moe; pf++) {
         for (int m = 1; m * pa < per * nodes; m++) {
           for (int n = 1; n <= s->model.moe.experts && n * pf < per * nodes; n++) {
-            consider(s, (Raw){replicas, pa, pf, m, n, 0, 0, false}, per, nodes, &best);
-            consider(s, (Raw){replicas, pa, pf, m, n, 0, 0, true}, per, nodes, &best);
+            consider(s, (Raw){replicas, pa, pf, m, n, 0, 0, false, head}, per, nodes, &best);
+            consider(s, (Raw){replicas, pa, pf, m, n, 0, 0, true, head}, per, nodes, &best);
           }
         }
       }

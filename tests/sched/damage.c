@@ -410,10 +410,12 @@ static bool wrong_step(const Case *c, Schedule *s, int g, int at)
   return g == 0 && at < 2;
 }
 
-static bool too_many_in_flight(const Case *c, Schedule *s, int g, int at)
+/* More slots than the micro-batches in flight fill; stages take what their order takes. */
+static bool too_many_slots(const Case *c, Schedule *s, int g, int at)
 {
-  s->in_flight = c->plan.in_flight + 1;
-  return g == 0 && at == 0;
+  int layers = c->spec.model.layers + 1;
+  *(at == 0 ? &s->groups[g].att_saved : &s->groups[g].ffn_saved) = c->plan.in_flight * layers + 1;
+  return at < 2 && c->plan.n_stages == 0;
 }
 
 /* Two ops of a kind read each other's messages. */
@@ -516,7 +518,7 @@ const DamageKind damages[] = {
     {"late_end", late_end, -1, true},
     {"early_arrival", early_arrival, -1, true},
     {"wrong_step", wrong_step, -1, true},
-    {"too_many_in_flight", too_many_in_flight, -1, false},
+    {"too_many_slots", too_many_slots, -1, false},
 };
 
 const int n_damages = (int)(sizeof damages / sizeof *damages);

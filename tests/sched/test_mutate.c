@@ -255,8 +255,12 @@ static bool more_sequences(Arena *arena, const Case *c, Plan *plan)
 static bool fewer_in_flight(Arena *arena, const Case *c, Plan *plan)
 {
   (void)arena;
-  plan->in_flight = c->good.in_flight - 1;
-  return true;
+  int att = plan_att(&c->spec, plan, 0, c->spec.model.layers) == 0;
+  for (int layer = 0; layer < c->spec.model.layers; layer++) {
+    att += plan_att(&c->spec, plan, 0, layer) == 0;
+  }
+  plan->in_flight = att ? (c->good.groups[0].att_saved - 1) / att : plan->in_flight;
+  return att && plan->n_stages == 0;
 }
 
 /* A schedule is good for its own plan alone. */

@@ -287,11 +287,11 @@ static void tutel(void **state)
   }
 }
 
-/* Messages inside the experts' kernels: two thirds of the work beside the one, a third beside the other, and of the
-   messages 13.5 % always shows. Backward: beside the input gradient. */
+/* Messages inside the experts' kernels: one beside two thirds of the work, one beside a third; 86.5 % of what fits there
+   is hidden. Backward: beside both gradients. */
 static double fused(double f, double in, double out)
 {
-  return most(f * 2 / 3, in) + most(f / 3, out) + 0.135 * (in + out);
+  return f + in + out - 0.865 * (fmin(f * 2 / 3, in) + fmin(f / 3, out));
 }
 
 static void comet(void **state)
@@ -301,7 +301,7 @@ static void comet(void **state)
     int layers = draw(1, 2);
     Case k = random_case(SYSTEM_COMET, 1, layers);
     const Layer *t = &k.t;
-    double both = t->a + t->ai + t->aw + t->fw + fused(t->f, t->d, t->c) + fused(t->fi, t->c, t->d);
+    double both = t->a + t->ai + t->aw + fused(t->f, t->d, t->c) + fused(t->fi + t->fw, t->c, t->d);
     same(&k, pipe_time(&k), (k.m * k.v + k.p - 1) * layers * both);
   }
 }
@@ -383,17 +383,17 @@ static void sanity_table(void **state)
   static const struct {
     int p, m;
     double a, f, dc;
-    double megatron, tutel, overlap, dualpipe;
+    double megatron, tutel, comet, overlap, dualpipe;
   } rows[] = {
-      {4, 16, 1.00, 1.00, 0.5, 1.46, 1.14, 1.18, 1.16}, {4, 16, 1.00, 1.00, 1.0, 1.82, 1.32, 1.26, 1.27},
-      {4, 16, 1.08, 0.73, 1.0, 1.90, 1.46, 1.28, 1.30}, {8, 32, 1.08, 0.73, 1.0, 1.93, 1.48, 1.30, 1.31},
-      {4, 16, 2.78, 0.77, 1.0, 1.51, 1.27, 1.19, 1.17}, {4, 16, 1.00, 0.50, 1.5, 2.55, 2.19, 1.76, 1.77},
+      {4, 16, 1.00, 1.00, 0.5, 1.46, 1.14, 1.17, 1.18, 1.16}, {4, 16, 1.00, 1.00, 1.0, 1.82, 1.32, 1.40, 1.26, 1.27},
+      {4, 16, 1.08, 0.73, 1.0, 1.90, 1.46, 1.52, 1.28, 1.30}, {8, 32, 1.08, 0.73, 1.0, 1.93, 1.48, 1.54, 1.30, 1.31},
+      {4, 16, 2.78, 0.77, 1.0, 1.51, 1.27, 1.30, 1.19, 1.17}, {4, 16, 1.00, 0.50, 1.5, 2.55, 2.19, 2.24, 1.76, 1.77},
   };
   static const double scale = 800;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     Case k = {.p = rows[i].p, .v = 2, .m = rows[i].m, .layers = 4 * rows[i].p};
     k.t = even_layer(scale * rows[i].a, scale * rows[i].f, scale * rows[i].dc, scale * rows[i].dc);
-    double pure = compute_of(&k.t, 4 * k.m), got[4], best = INFINITY;
+    double pure = compute_of(&k.t, 4 * k.m), got[5], best = INFINITY;
     k.system = SYSTEM_MEGATRON;
     got[0] = pipe_time(&k) / pure;
     for (k.system = SYSTEM_TUTEL, k.chunks = 1; k.chunks <= 4; k.chunks *= 2) {
@@ -408,10 +408,12 @@ static void sanity_table(void **state)
     got[2] = pipe_time(&k) / pure;
     k.system = SYSTEM_DUALPIPE;
     got[3] = pipe_time(&k) / pure;
-    print_message("A %.2f F %.2f D, C %.1f: megatron %.3f tutel %.3f (%.3f with 4 chunks) overlap %.3f dualpipe %.3f\n",
-                  rows[i].a, rows[i].f, rows[i].dc, got[0], got[1], best / pure, got[2], got[3]);
-    const double want[] = {rows[i].megatron, rows[i].tutel, rows[i].overlap, rows[i].dualpipe};
-    for (int s = 0; s < 4; s++) {
+    k.system = SYSTEM_COMET;
+    got[4] = pipe_time(&k) / pure;
+    print_message("A %.2f F %.2f D, C %.1f: megatron %.3f tutel %.3f (%.3f with 4 chunks) overlap %.3f dualpipe %.3f comet %.3f\n",
+                  rows[i].a, rows[i].f, rows[i].dc, got[0], got[1], best / pure, got[2], got[3], got[4]);
+    const double want[] = {rows[i].megatron, rows[i].tutel, rows[i].overlap, rows[i].dualpipe, rows[i].comet};
+    for (int s = 0; s < 5; s++) {
       assert_true(fabs(got[s] - want[s]) <= 0.01); /* the times in the table are rounded, too */
     }
   }

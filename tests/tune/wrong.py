@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A constant of the hardware file is wrong by a factor of 2; tuning on measured steps makes up for it.
 
-  wrong.py --moec MOEC --work DIR [CASE ...]     one of the cases below, or all
+  wrong.py --moec MOEC --work DIR [--thin] [CASE ...]     some of the cases below, or all; thin: fewer plans to beat
 
 Measured steps are those that moec simulates with the right constant: the launch command of `moec tune` plans a trial's
 pins again under it. The best of all plans is found by going through them, stages, GPUs of both sides, and micro-batches
@@ -84,7 +84,7 @@ def plan_block(text, pins):
     return f"{head}\nplan {{ {';  '.join(f'{k} = {v}' for k, v in pins.items())} }}\n"
 
 
-def every_plan(system, gpus):
+def every_plan(system, gpus, thin):
     if system == "megatron":
         for stages in range(1, 9):
             for ep in range(1, gpus // stages + 1):
@@ -95,24 +95,20 @@ def every_plan(system, gpus):
         for p_ffn in range(1, gpus - p_att + 1):
             for n_att in range(1, gpus // p_att + 1):
                 for n_ffn in range(1, (gpus - p_att * n_att) // p_ffn + 1):
-                    if p_att > 8 or p_ffn > 8 or p_att * n_att + p_ffn * n_ffn < gpus - 1:
+                    if p_att > 8 or p_ffn > 8 or p_att * n_att + p_ffn * n_ffn < gpus - (not thin):
                         continue
-                    for cap in (None, 2, 4, 6, 8, 12, 16):
+                    for cap in (None,) if thin else (None, 2, 4, 6, 8, 12, 16):
                         pins = dict(attention_stages=p_att, ffn_stages=p_ffn, attention_gpus=n_att, ffn_gpus=n_ffn)
                         yield dict(pins, in_flight=cap) if cap else pins
 
 
 def exhaustive(args, work, text, system, gpus):
     best = None
-    cache = os.path.join('/tmp/T-cache-' + os.path.basename(work))
-    if os.path.exists(cache):
-        return json.load(open(cache))
-    for pins in every_plan(system, gpus):
+    for pins in every_plan(system, gpus, args.thin):
         ms, _ = step_ms(args.moec, os.path.join(work, "every.moespec"),
                         plan_block(text, dict(schedule=system, replicas=1, **pins)))
         if ms and (best is None or ms < best[0]):
             best = (ms, pins)
-    json.dump(best, open(cache,'w'))
     return best
 
 
@@ -145,6 +141,7 @@ def main():
     parser.add_argument("--moec", required=True)
     parser.add_argument("--work", required=True)
     parser.add_argument("--measure")
+    parser.add_argument("--thin", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("case", nargs="*")
     args = parser.parse_args()

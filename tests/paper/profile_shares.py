@@ -2,8 +2,8 @@
 """Shares of attention, experts and communication in the time of one layer, against the paper's profile of Qwen3-235B on
 8 nodes, and the fit of the constants in specs/hardware/h800_fitted.moespec.
 
-  profile.py --moec build/moec             the six shares, and the share of communication from one node to eight
-  profile.py --moec build/moec --fit       fits the constants again and prints them; --write puts them into the file
+  profile_shares.py --moec build/moec          the six shares, and the share of communication from one node to eight
+  profile_shares.py --moec build/moec --fit    fits the constants again and prints them; --write puts them into the file
 
 Times are read from the schedule of megatron without overlap, flat copies: of one micro-batch, the ops of layer 1. A
 message's time is the wait between the op before it and the op after it.
@@ -96,12 +96,19 @@ def print_shares(moec, defines, span):
     return worst
 
 
-def print_curve(moec, span):
+def print_curve(moec):
     """Communication's share of a layer at 4Ki as the experts spread from one node to eight."""
     print("nodes  experts over  forward  with backward   (paper: 22 % at one node, 78 % at eight)")
     for nodes in (1, 2, 4, 8):
         times = layer_times(moec, "s4k", {"NODES": nodes, "EP": 8 * nodes})
-        print(f"{nodes:5}  {8 * nodes:12}  {100 * shares(times['forward'])[2]:5.1f} %  {100 * shares(times['whole'])[2]:11.1f} %")
+        forward, whole = (100 * shares(times[span])[2] for span in ("forward", "whole"))
+        print(f"{nodes:5}  {8 * nodes:12}  {forward:5.1f} %  {whole:11.1f} %")
+
+
+def show(moec, span="whole", defines=None):
+    worst = print_shares(moec, defines or {}, span)
+    print_curve(moec)
+    return worst
 
 
 def main():
@@ -115,14 +122,14 @@ def main():
     defines = {"EP": args.ep}
     if args.fit:
         values, error = fit(args.moec, defines, args.span, (0.3, 0.8, 30))
-        print(f"experts over {args.ep}, {args.span}: " + ", ".join(f"{n} = {v:.3g}" for n, v in zip(CONSTANTS, values)) +
-              f"; root of the mean square {100 * (error / 6) ** 0.5:.2f} points")
+        found = ", ".join(f"{n} = {v:.3g}" for n, v in zip(CONSTANTS, values))
+        print(f"experts over {args.ep}, {args.span}: {found}; root of the mean square {100 * (error / 6) ** 0.5:.2f} points")
         defines.update({n: f"{v:.3g}" for n, v in zip(CONSTANTS, values)})
         if args.write:
             write_constants(values)
-    worst = print_shares(args.moec, defines, args.span)
-    if not args.fit:
-        print_curve(args.moec, args.span)
+        worst = print_shares(args.moec, defines, args.span)
+    else:
+        worst = show(args.moec, args.span, defines)
     return 0 if worst <= TOLERANCE else 1
 
 

@@ -7,10 +7,10 @@
 
 #include "codegen/listener.h"
 
-enum { MOST = 16, MORE = 4, FULL = 6, EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
+enum { MOST = 20, MORE = 4, FULL = 6, EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
 
 /* Ops of a step, roughly: what limits how many plans are simulated, and how many with few micro-batches. */
-static const double ops_per_layer = 16, full_budget = 200000, guess_budget = 1600000;
+static const double ops_per_layer = 16, full_budget = 200000, guess_budget = 2000000;
 
 static double ops_of(const Spec *spec, int micro_batches)
 {
@@ -34,13 +34,14 @@ typedef struct Try {
   Schedule sched;
 } Try;
 
-static bool try_plan(const Spec *spec, const Plan *plan, bool quick, Try *t)
+/* order: that one alone, if not negative. */
+static bool try_plan(const Spec *spec, const Plan *plan, int order, Try *t)
 {
   *t = (Try){.arena = arena_new()};
   Arena *words = arena_new();
   Listener *l = listener_new(words);
-  bool ok = quick ? sched_build_quick(t->arena, l->diag, spec, plan, &t->sched)
-                  : sched_build(t->arena, l->diag, spec, plan, &t->sched);
+  bool ok = order >= 0 ? sched_build_order(t->arena, l->diag, spec, plan, order, &t->sched)
+                       : sched_build(t->arena, l->diag, spec, plan, &t->sched);
   listener_heard(words, l);
   arena_free(words);
   if (!ok) {
@@ -52,14 +53,14 @@ static bool try_plan(const Spec *spec, const Plan *plan, bool quick, Try *t)
 
 /* ---- steps of few micro-batches ---- */
 
-/* Step time with so many micro-batches, by a few orders; 0 if it cannot be scheduled. */
-static double short_step_ns(const Spec *spec, const Plan *plan, int micro_batches)
+/* Step time with so many micro-batches, by one order; 0 if it cannot be scheduled. */
+static double short_step_ns(const Spec *spec, const Plan *plan, int micro_batches, int order)
 {
   Plan few = *plan;
   Try t;
   few.micro_batches = micro_batches;
   few.in_flight = few.in_flight < micro_batches ? few.in_flight : micro_batches;
-  if (!try_plan(spec, &few, true, &t)) {
+  if (!try_plan(spec, &few, order, &t)) {
     return 0;
   }
   double ns = (double)t.sched.step_ns;
@@ -71,30 +72,46 @@ static double short_step_ns(const Spec *spec, const Plan *plan, int micro_batche
    colocated systems both keep the remainder that the orders are made for. Returns false where the plan has no more. */
 static bool short_steps(const Plan *plan, int *first, int *second)
 {
-  int turn = plan_system_colocated(plan->system) ? 2 * plan->n_groups : 1;
+  bool stages = plan_system_colocated(plan->system);
+  int turn = stages ? 2 * plan->n_groups : 1, cap = plan->in_flight;
   turn = plan->mb_group > turn ? plan->mb_group : turn;
-  int ahead = plan_system_colocated(plan->system) ? turn : plan->in_flight + plan->in_flight / 4 + 2;
-  int more = plan_system_colocated(plan->system) ? turn : plan->in_flight + plan->in_flight / 2 + 8;
-  *first = plan->micro_batches % turn + (ahead + turn - 1) / turn * turn;
-  *second = *first + (more + turn - 1) / turn * turn;
+  *first = plan->micro_batches % turn + (stages ? turn : cap + cap / 4 + 2);
+  *second = *first + (stages ? turn : cap + cap / 2 + 4);
   return *second < plan->micro_batches;
 }
 
-/* Step time of all micro-batches from two short steps: what follows the first takes the slope between them. */
+/* Step time of all micro-batches from two short steps of the same order: what follows the first takes the slope between
+   them. The best of a few orders; only those that are good at the first are asked for the second. */
 static double guess_ns(const Spec *spec, const Plan *plan)
 {
-  int first, second;
-  if (!short_steps(plan, &first, &second)) {
-    return short_step_ns(spec, plan, plan->micro_batches);
+  int first, second, orders = plan_system_colocated(plan->system) ? 1 : SCHED_FIRST_ORDERS, better = 0;
+  bool more = short_steps(plan, &first, &second);
+  double steps[SCHED_FIRST_ORDERS], best = 0;
+  for (int i = 0; i < orders; i++) {
+    steps[i] = short_step_ns(spec, plan, more ? first : plan->micro_batches, i);
+    if (steps[i] == 0) {
+      return 0;
+    }
   }
-  double a = short_step_ns(spec, plan, first), b = a > 0 ? short_step_ns(spec, plan, second) : 0;
-  return b > 0 ? a + (plan->micro_batches - first) * (b - a) / (second - first) : 0;
+  for (int i = 0; i < orders; i++, better = 0) {
+    for (int k = 0; k < orders; k++) {
+      better += steps[k] < steps[i] || (steps[k] == steps[i] && k < i);
+    }
+    if (better < (more ? (orders + 1) / 2 : 1)) {
+      double ns = steps[i];
+      if (more) {
+        ns += (plan->micro_batches - first) * (short_step_ns(spec, plan, second, i) - ns) / (second - first);
+      }
+      best = best == 0 || ns < best ? ns : best;
+    }
+  }
+  return best;
 }
 
 static double guess_ops(const Spec *spec, const Plan *plan)
 {
   int first, second;
-  return ops_of(spec, short_steps(plan, &first, &second) ? first + second : plan->micro_batches);
+  return ops_of(spec, short_steps(plan, &first, &second) ? 2 * first + second : 2 * plan->micro_batches);
 }
 
 /* Sorts the plans by what their short steps promise; equal ones and those that are too many to look at stay in the
@@ -230,7 +247,7 @@ static int evaluate_one(Diag *diag, const Spec *own, int shape, SystemKind syste
   for (int i = 0; i < all && e->tried < FULL; i++) {
     Try t;
     double ops = ops_of(spec, plans[i].micro_batches);
-    if ((e->tried >= 2 && spent + ops > full_budget) || !try_plan(spec, &plans[i], false, &t)) {
+    if ((e->tried >= 2 && spent + ops > full_budget) || !try_plan(spec, &plans[i], -1, &t)) {
       continue;
     }
     spent += ops;

@@ -14,7 +14,8 @@
 enum {
   CACHED_LAYERS = 512,
   SCRATCH_TUPLES = 64, /* after so many the memory of lists is given back */
-  SHORTAGE_TRIALS = 400000
+  SHORTAGE_TRIALS = 400000,
+  ALIKE = 2 /* candidates that differ in recomputation and the place of the optimizer's state alone */
 };
 
 static const double SAME = 1e-9; /* relative; times closer than this are equal */
@@ -156,26 +157,51 @@ static bool same_side(const Side *a, const Side *b)
   return a->p == b->p && a->n == b->n && a->nics == b->nics;
 }
 
-static bool same_choice(const Choice *a, const Choice *b)
+static bool same_ranks(const Choice *a, const Choice *b)
 {
-  return a->replicas == b->replicas && a->place == b->place && a->recompute == b->recompute && a->shard == b->shard &&
-         same_side(&a->att, &b->att) && same_side(&a->ffn, &b->ffn);
+  return a->replicas == b->replicas && a->place == b->place && same_side(&a->att, &b->att) &&
+         same_side(&a->ffn, &b->ffn);
+}
+
+/* Entry of the same ranks that is to go so that one more can come: the last of them where there are enough, or one that
+   is the same in all; -1: none. */
+static int crowded(const Kept *kept, const Choice *choice)
+{
+  int alike = 0;
+  for (int i = 0; i < kept->n; i++) {
+    const Choice *c = &kept->list[i].choice;
+    if (same_ranks(c, choice)) {
+      alike++;
+      if (alike == ALIKE || (c->recompute == choice->recompute && c->shard == choice->shard)) {
+        return i;
+      }
+    }
+  }
+  return -1;
+}
+
+static void drop(Kept *kept, int at)
+{
+  kept->n--;
+  for (int i = at; i < kept->n; i++) {
+    kept->list[i] = kept->list[i + 1];
+    kept->ranks[i] = kept->ranks[i + 1];
+    kept->tuple[i] = kept->tuple[i + 1];
+  }
 }
 
 static void keep(Kept *kept, const Found *found, int ranks, const Tuple *t)
 {
-  int at = kept->n;
-  for (int i = 0; i < kept->n; i++) {
-    if (same_choice(&kept->list[i].choice, &found->choice)) {
-      return;
-    }
-  }
+  int at = kept->n, worse = crowded(kept, &found->choice);
   while (at > 0 && better(found->choice.estimate, ranks, t->index, kept->list[at - 1].choice.estimate,
                           kept->ranks[at - 1], kept->tuple[at - 1]->index)) {
     at--;
   }
-  if (at == kept->most) {
+  if (at == kept->most || (worse >= 0 && at > worse)) {
     return;
+  }
+  if (worse >= 0) {
+    drop(kept, worse);
   }
   kept->n += kept->n < kept->most;
   for (int i = kept->n - 1; i > at; i--) {

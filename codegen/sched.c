@@ -1,12 +1,9 @@
 /* AF-Pipe: the order of compute ops by list scheduling over modelled times, and the passes every schedule goes through.
    The rule of the list scheduler: input gradients and forwards first, in turn or one before the other, because other
    groups wait for them; weight gradients fill what is left, unless more of them wait than the policy lets pile up.
-   Micro-batches enter in order, at most `in_flight` of them between their first forward and their last weight gradient.
    Variants of this rule are tried and the shortest timeline wins; ties go to the variant listed first, so the result
    depends on the input alone. */
 #include "codegen/sched_int.h"
-
-#include <limits.h>
 
 static int way_mbs(const SchedNet *net, int way)
 {
@@ -46,42 +43,63 @@ static int n_tasks(const SchedNet *net)
   return n;
 }
 
-/* Policies are tried in an order that gains most over a grid of plans, each with the plan's cap and then with less in
-   flight, until a number of tasks has been simulated: all of them for small plans, the first few for large ones, and no
-   more than `tries`. */
-static void af_pipe(Arena *arena, const SchedNet *net, int tries, SchedTimes *times)
+/* Policies are tried in an order that gains most over a grid of plans, with all their micro-batches in flight and with
+   few, until a number of tasks has been simulated: all of them for small plans, the first few for large ones; or, if
+   `only` is not negative, that one alone. Some admit micro-batches whole, up to the plan's cap; some let more of them be under way, in the
+   slots that the cap would take. */
+static void af_pipe(Arena *arena, const SchedNet *net, int only, SchedTimes *times)
 {
-  enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 20, ANY = INT16_MAX };
+  enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 19, ANY = INT16_MAX, ROOMY = 1, MORE = 4 };
   static const SchedPolicy policies[] = {
       {TURN_BOTH, .last_grads = true, .wgrads = ANY, .backlog = 3},
-      {TURN_FORWARD, .oldest_sends = true, .wgrads = 3, .backlog = 3},
-      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
-      {TURN_BOTH, .first_forwards = true, .wgrads = 3, .backlog = 3},
-      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 3},
-      {TURN_FORWARD, .oldest_sends = true, .first_forwards = true, .wgrads = 0},
-      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY},
-      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1},
-      {TURN_FORWARD, .first_forwards = true, .wgrads = 0},
-      {TURN_FORWARD, .last_grads = true, .first_forwards = true, .wgrads = ANY, .backlog = 3},
+      {TURN_FORWARD, .last_grads = true, .wgrads = 1, .backlog = 3, .whole = ROOMY},
+      {TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = 0, .whole = ROOMY},
+      {TURN_FORWARD, .oldest_sends = true, .wgrads = 1},
+      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 0},
+      {TURN_BOTH, .oldest_sends = true, .wgrads = 1, .whole = ROOMY},
+      {TURN_BOTH, .oldest_sends = true, .wgrads = ANY},
+      {TURN_GRAD, .last_grads = true, .wgrads = ANY, .whole = ROOMY},
+      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
+      {TURN_FORWARD, .last_grads = true, .wgrads = 0},
+      {TURN_BOTH, .last_grads = true, .wgrads = 0, .whole = ROOMY},
+      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = 3, .backlog = 3, .whole = ROOMY},
+      {TURN_GRAD, .oldest_sends = true, .first_forwards = true, .wgrads = ANY, .backlog = 3},
+      {TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = 3},
+      {TURN_FORWARD, .wgrads = 3, .whole = ROOMY},
+      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1, .backlog = 3, .whole = ROOMY},
+      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 3},
+      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1, .backlog = 3},
+      {TURN_FORWARD, .wgrads = 1, .whole = ROOMY},
+      {TURN_GRAD, .oldest_sends = true, .wgrads = ANY, .whole = ROOMY},
       {TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
+      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY},
       {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY, .backlog = 3},
-      {TURN_BOTH, .oldest_sends = true, .first_forwards = true, .wgrads = 1, .backlog = 3},
-      {TURN_GRAD, .last_grads = true, .wgrads = 0},
-      {TURN_GRAD, .wgrads = 1, .last_grads = true, .first_forwards = true, .backlog = 3},
-      {TURN_GRAD, .wgrads = 0},
+      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY, .backlog = 3},
+      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
+      {TURN_GRAD, .last_grads = true, .first_forwards = true, .wgrads = 1, .backlog = 3},
+      {TURN_BOTH, .last_grads = true, .wgrads = 3},
+      {TURN_GRAD, .first_forwards = true, .wgrads = ANY},
   };
-  enum { N_POLICIES = sizeof policies / sizeof *policies, N_CAPS = 3 };
+  enum { N_POLICIES = sizeof policies / sizeof *policies };
   int most = net->plan->in_flight < net->n_mbs ? net->plan->in_flight : net->n_mbs;
-  const int caps[N_CAPS] = {most, (3 * most + 3) / 4, (most + 1) / 2};
-  int budget = MAX_TASKS / n_tasks(net);
+  int left = MAX_TASKS / n_tasks(net), skip = only;
+  left = left < MIN_POLICIES ? MIN_POLICIES : left;
   SchedTimes tried = sched_times_new(arena, net);
   int64_t shortest = INT64_MAX;
   *times = sched_times_new(arena, net);
-  for (int i = 0; i < N_POLICIES * N_CAPS && i < tries && (i < budget || i < MIN_POLICIES); i++) {
-    SchedPolicy policy = policies[i % N_POLICIES];
-    policy.cap = caps[i / N_POLICIES];
+  for (int i = 0; i < N_POLICIES && left > 0; i++) {
+    SchedPolicy policy = policies[i];
+    if (policy.whole && most == net->n_mbs) {
+      continue;
+    }
+    policy.cap = policy.whole ? MORE * most : most;
+    policy.whole = policy.whole ? most : 0;
     policy.work_slots = PLAN_WORK_SLOTS;
     policy.chan_slots = PLAN_CHAN_SLOTS;
+    if (skip-- > 0) {
+      continue;
+    }
+    left = only < 0 ? left - 1 : 0;
     Arena *scratch = arena_new();
     if (sched_simulate(scratch, net, &policy, NULL, shortest - 1, &tried)) {
       SchedTimes swap = tried;
@@ -148,10 +166,10 @@ static bool plan_fits(Diag *diag, const Spec *spec, const Plan *plan)
 
 /* Orders and times of all compute tasks. Given orders keep to no caps: what they hold at once is their authors' choice,
    and the slots that it takes are counted afterwards. */
-static bool make_times(Arena *arena, Diag *diag, SchedNet *net, int tries, SchedTimes *times)
+static bool make_times(Arena *arena, Diag *diag, SchedNet *net, int only, SchedTimes *times)
 {
   if (!plan_system_colocated(net->plan->system)) {
-    af_pipe(arena, net, tries, times);
+    af_pipe(arena, net, only, times);
     return true;
   }
   enum { PLENTY = INT16_MAX };
@@ -167,7 +185,7 @@ static bool make_times(Arena *arena, Diag *diag, SchedNet *net, int tries, Sched
   return true;
 }
 
-static bool build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, int tries, Schedule *sched)
+static bool build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, int only, Schedule *sched)
 {
   *sched = (Schedule){0};
   if (!plan_fits(diag, spec, plan)) {
@@ -177,7 +195,7 @@ static bool build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, 
   SchedNet net = sched_net(scratch, spec, plan);
   SchedTimes times;
   SchedRecs recs = {0};
-  bool ok = make_times(scratch, diag, &net, tries, &times);
+  bool ok = make_times(scratch, diag, &net, only, &times);
   if (ok) {
     sched->n_groups = plan->n_groups;
     sched->groups = arena_new_array(arena, SchedGroup, (size_t)plan->n_groups);
@@ -195,11 +213,10 @@ static bool build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, 
 
 bool sched_build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, Schedule *sched)
 {
-  return build(arena, diag, spec, plan, INT_MAX, sched);
+  return build(arena, diag, spec, plan, -1, sched);
 }
 
-bool sched_build_quick(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, Schedule *sched)
+bool sched_build_order(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, int order, Schedule *sched)
 {
-  enum { FEW = 3 };
-  return build(arena, diag, spec, plan, FEW, sched);
+  return build(arena, diag, spec, plan, order, sched);
 }

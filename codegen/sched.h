@@ -28,11 +28,13 @@ typedef struct Schedule {
 /* Builds the schedule for a plan; micro-batches, in-flight cap and times come from the plan and the cost model. */
 bool sched_build(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
 
-/* The same from the first few of the orders that sched_build would try: to compare plans. */
-bool sched_build_quick(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
+/* The same from one order alone, of those that sched_build would try first: 0 .. SCHED_FIRST_ORDERS - 1. Of colocated
+   systems there is one. To compare plans: with the same order, steps of few micro-batches tell about many. */
+enum { SCHED_FIRST_ORDERS = 4 };
+bool sched_build_order(Arena *, Diag *, const Spec *, const Plan *, int order, Schedule *);
 
 /* Modelled times of the micro-batches' part of a step (Schedule.pipe_ns) that no order can beat: the longest path of
-   one micro-batch; the same as often as the cap on micro-batches in flight makes it follow itself; the busiest group's
+   one micro-batch; the time that micro-batches hold saved slots, over the slots that there are; the busiest group's
    compute, and the busiest port or link between groups, each with what must come before its first and after its last
    use. `ns` is the largest. */
 typedef struct SchedBound {

@@ -272,6 +272,23 @@ static int64_t resource(Walks *w, int kind, int group, int dst)
   return one_machine(b);
 }
 
+/* Slots of one side of a group are `in_flight` for each of its layers, and every micro-batch holds that of a layer from
+   its forward to its weight gradient. */
+static int64_t slot_time(const Bound *b, int group, SchedTask forward, SchedTask wgrad)
+{
+  const SchedNet *net = b->net;
+  int64_t held = 0, layers = 0;
+  for (int layer = 0; layer < net->n_layers; layer++) {
+    if (sched_task_exists(net, forward, layer, 0) && sched_group(net, forward, layer, 0) == group) {
+      int32_t first = sched_id(net, forward, layer, 0, 0), last = sched_id(net, wgrad, layer, 0, 0);
+      held += b->head[last] + sched_op_ns(net, last) - b->head[first];
+      layers++;
+    }
+  }
+  int64_t slots = layers * net->plan->in_flight;
+  return slots > 0 ? held * net->n_mbs / slots : 0;
+}
+
 SchedBound sched_bound(const Spec *spec, const Plan *plan)
 {
   Arena *arena = arena_new();
@@ -304,8 +321,11 @@ SchedBound sched_bound(const Spec *spec, const Plan *plan)
       bound.link_ns = max64(bound.link_ns, resource(&w, 1, g, dst));
     }
   }
-  if (!plan_system_colocated(plan->system)) { /* given orders keep to their own caps */
-    bound.flight_ns = bound.path_ns * ((net.n_mbs + plan->in_flight - 1) / plan->in_flight);
+  if (!plan_system_colocated(plan->system)) { /* given orders take as many slots as they like */
+    for (int g = 0; g < net.n_groups; g++) {
+      bound.flight_ns = max64(bound.flight_ns, slot_time(&w.of[0], g, TASK_ATT_FWD, TASK_ATT_WGRAD));
+      bound.flight_ns = max64(bound.flight_ns, slot_time(&w.of[0], g, TASK_FFN_FWD, TASK_FFN_WGRAD));
+    }
   }
   bound.ns = max64(max64(bound.path_ns, bound.flight_ns), max64(bound.compute_ns, bound.link_ns));
   arena_free(arena);

@@ -196,6 +196,9 @@ bool sched_stage_orders(Arena *, Diag *, const SchedNet *, SchedOrder *orders, u
 SchedOrder *sched_orders_new(Arena *, const SchedNet *);
 
 SchedTimes sched_times_new(Arena *, const SchedNet *);
+void sched_times_clear(const SchedNet *, SchedTimes *);
+/* Fills in_flight: most micro-batches between their first forward and their last weight gradient. */
+void sched_times_count(Arena *, const SchedNet *, SchedTimes *);
 
 /* Event simulation along `given` orders or, without, by the policy's rule. The policy's limits (cap, slots) hold either
    way. Fills `times`, which may have been used before; `arena` is for what it needs meanwhile. False, and times without

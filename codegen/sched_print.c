@@ -15,11 +15,13 @@ static const char *group_name(const Plan *plan, int g, char buffer[32])
   return buffer;
 }
 
-/* "a3.0": letters, layer, micro-batch. Buckets of the tail: "gATT.3"; scalars: "n". */
+/* "a3.0": letters, layer, micro-batch; "f3.0.1" the second chunk. Buckets of the tail: "gATT.3"; scalars: "n". */
 static void op_text(const MoeOp *op, char buffer[48])
 {
   const char *letters = moe_op_letters(op->kind);
-  if (op->mb >= 0) {
+  if (op->mb >= 0 && op->chunk > 0) {
+    snprintf(buffer, 48, "%s%d.%d.%d", letters, op->layer, op->mb, op->chunk);
+  } else if (op->mb >= 0) {
     snprintf(buffer, 48, "%s%d.%d", letters, op->layer, op->mb);
   } else if (op->bucket < MOE_BUCKET_NONE) {
     snprintf(buffer, 48, "%s%s.%d", letters, moe_bucket_name(op->bucket), op->layer);
@@ -79,7 +81,11 @@ static json_t *groups_json(const Spec *spec, const Plan *plan)
       json_array_append_new(ranks, json_integer(group->first_rank + r));
     }
     for (int layer = 0; layer < spec->model.layers; layer++) {
-      if (plan->att_group[layer] == g || plan->ffn_group[layer] == g) {
+      bool has = false;
+      for (int way = 0; way < plan->ways; way++) {
+        has |= plan_att(spec, plan, way, layer) == g || plan_ffn(spec, plan, way, layer) == g;
+      }
+      if (has) {
         json_array_append_new(layers, json_integer(layer));
       }
     }
@@ -97,8 +103,20 @@ static void set_or_null(json_t *object, const char *key, bool set, json_int_t va
   json_object_set_new(object, key, set ? json_integer(value) : json_null());
 }
 
+/* Bytes of a message by edge and layer, [MOE_EDGE_COUNT][layers]; -1: not asked for yet. Both directions of a plan with
+   two have the same. */
+static double message_bytes(const Spec *spec, const Plan *plan, const MoeOp *op, double *known)
+{
+  double *bytes = &known[op->edge * spec->model.layers + op->layer];
+  if (*bytes < 0) {
+    *bytes = cost_msg(spec, plan, op->edge, op->layer).bytes;
+  }
+  return *bytes;
+}
+
 /* Ids count over all groups, in table order. deps are waits and, of a compute op, the compute op above it. */
-static json_t *op_json(const Spec *spec, const Plan *plan, const SchedGroup *group, int g, int base, int i, int above)
+static json_t *op_json(const Spec *spec, const Plan *plan, const SchedGroup *group, int g, int base, int i, int above,
+                       double *known)
 {
   const MoeOp *op = &group->ops[i];
   bool send = op->kind == MOE_OP_SEND, message = send || op->kind == MOE_OP_RECV;
@@ -122,10 +140,11 @@ static json_t *op_json(const Spec *spec, const Plan *plan, const SchedGroup *gro
   json_object_set_new(object, "kind", json_string(kind));
   set_or_null(object, "layer", op->layer >= 0, op->layer);
   set_or_null(object, "mb", op->mb >= 0, op->mb);
+  json_object_set_new(object, "chunk", json_integer(op->chunk));
   json_object_set_new(object, "deps", deps);
   set_or_null(object, "src", message && op->peer >= 0, send ? g : op->peer);
   set_or_null(object, "dst", message && op->peer >= 0, send ? op->peer : g);
-  double bytes = message && op->mb >= 0 ? cost_msg(spec, plan, op->edge, op->layer).bytes : 0;
+  double bytes = message && op->mb >= 0 ? message_bytes(spec, plan, op, known) : 0;
   set_or_null(object, "bytes", message && op->mb >= 0, (json_int_t)bytes);
   json_object_set_new(object, "start_ns", json_integer(group->start_ns[i]));
   json_object_set_new(object, "end_ns", json_integer(group->end_ns[i]));
@@ -135,8 +154,17 @@ static json_t *op_json(const Spec *spec, const Plan *plan, const SchedGroup *gro
 void sched_print_json(const Spec *spec, const Plan *plan, const Schedule *sched, FILE *out)
 {
   json_t *groups = groups_json(spec, plan);
-  fprintf(out, "{\"version\": 1, \"shape\": \"%s\", \"system\": \"%s\", \"step_ns\": %" PRId64 ", \"in_flight\": %d,\n",
-          plan->shape ? plan->shape->name : "", plan_system_name(plan->system), sched->step_ns, sched->in_flight);
+  size_t n_known = (size_t)(MOE_EDGE_COUNT * spec->model.layers);
+  Arena *arena = arena_new();
+  double *known = arena_new_array(arena, double, n_known);
+  for (size_t i = 0; i < n_known; i++) {
+    known[i] = -1;
+  }
+  fprintf(out,
+          "{\"version\": 1, \"shape\": \"%s\", \"system\": \"%s\", \"step_ns\": %" PRId64 ", \"pipe_ns\": %" PRId64
+          ", \"in_flight\": %d,\n",
+          plan->shape ? plan->shape->name : "", plan_system_name(plan->system), sched->step_ns, sched->pipe_ns,
+          sched->in_flight);
   fprintf(out, "\"groups\": ");
   json_dumpf(groups, out, 0);
   json_decref(groups);
@@ -144,7 +172,7 @@ void sched_print_json(const Spec *spec, const Plan *plan, const Schedule *sched,
   const char *separator = "\n";
   for (int g = 0, base = 0; g < sched->n_groups; g++) {
     for (int i = 0, above = -1; i < sched->groups[g].n_ops; i++) {
-      json_t *object = op_json(spec, plan, &sched->groups[g], g, base, i, above);
+      json_t *object = op_json(spec, plan, &sched->groups[g], g, base, i, above, known);
       fputs(separator, out);
       json_dumpf(object, out, 0);
       json_decref(object);
@@ -154,6 +182,7 @@ void sched_print_json(const Spec *spec, const Plan *plan, const Schedule *sched,
     base += sched->groups[g].n_ops;
   }
   fprintf(out, "\n]}\n");
+  arena_free(arena);
 }
 
 void sched_print_trace(const Spec *spec, const Plan *plan, const Schedule *sched, FILE *out)

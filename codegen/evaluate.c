@@ -7,10 +7,10 @@
 
 #include "codegen/listener.h"
 
-enum { MOST = 20, MORE = 4, FULL = 6, EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
+enum { MOST = 20, FULL = 6, EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
 
 /* Ops of a step, roughly: what limits how many plans are simulated, and how many with few micro-batches. */
-static const double ops_per_layer = 16, full_budget = 200000, guess_budget = 2000000;
+static const double ops_per_layer = 16, full_budget = 200000, guess_budget = 2500000;
 
 static double ops_of(const Spec *spec, int micro_batches)
 {
@@ -34,14 +34,12 @@ typedef struct Try {
   Schedule sched;
 } Try;
 
-/* order: that one alone, if not negative. */
-static bool try_plan(const Spec *spec, const Plan *plan, int order, Try *t)
+static bool try_plan(const Spec *spec, const Plan *plan, Try *t)
 {
   *t = (Try){.arena = arena_new()};
   Arena *words = arena_new();
   Listener *l = listener_new(words);
-  bool ok = order >= 0 ? sched_build_order(t->arena, l->diag, spec, plan, order, &t->sched)
-                       : sched_build(t->arena, l->diag, spec, plan, &t->sched);
+  bool ok = sched_build(t->arena, l->diag, spec, plan, &t->sched);
   listener_heard(words, l);
   arena_free(words);
   if (!ok) {
@@ -53,65 +51,69 @@ static bool try_plan(const Spec *spec, const Plan *plan, int order, Try *t)
 
 /* ---- steps of few micro-batches ---- */
 
-/* Step time with so many micro-batches, by one order; 0 if it cannot be scheduled. */
-static double short_step_ns(const Spec *spec, const Plan *plan, int micro_batches, int order)
+/* Time of so many micro-batches, by one order, or of their whole step; 0 if it cannot be scheduled. */
+static double short_ns(const Spec *spec, const Plan *plan, int micro_batches, int order, bool tail)
 {
   Plan few = *plan;
-  Try t;
   few.micro_batches = micro_batches;
   few.in_flight = few.in_flight < micro_batches ? few.in_flight : micro_batches;
-  if (!try_plan(spec, &few, order, &t)) {
-    return 0;
-  }
-  double ns = (double)t.sched.step_ns;
-  arena_free(t.arena);
+  Arena *words = arena_new();
+  Listener *l = listener_new(words);
+  double ns = (double)sched_order_ns(l->diag, spec, &few, order, tail);
+  listener_heard(words, l);
+  arena_free(words);
   return ns;
 }
 
-/* Two numbers of micro-batches: the first fills the pipeline, the second shows the slope of the steady state. In
-   colocated systems both keep the remainder that the orders are made for. Returns false where the plan has no more. */
+/* Two numbers of micro-batches: the first fills the pipeline, what the second has more shows the pace of the steady
+   state. In colocated systems both keep the remainder that the orders are made for. Returns false where the plan has no
+   more than that. */
 static bool short_steps(const Plan *plan, int *first, int *second)
 {
   bool stages = plan_system_colocated(plan->system);
   int turn = stages ? 2 * plan->n_groups : 1, cap = plan->in_flight;
   turn = plan->mb_group > turn ? plan->mb_group : turn;
-  *first = plan->micro_batches % turn + (stages ? turn : cap + cap / 4 + 2);
-  *second = *first + (stages ? turn : cap + cap / 2 + 4);
-  return *second < plan->micro_batches;
+  *first = plan->micro_batches % turn + (stages ? turn : 2 * cap + 4);
+  *second = *first + (stages ? turn : 2 * cap + 4);
+  return *first + *second < plan->micro_batches;
 }
 
-/* Step time of all micro-batches from two short steps of the same order: what follows the first takes the slope between
-   them. The best of a few orders; only those that are good at the first are asked for the second. */
+static int n_orders(const Plan *plan)
+{
+  return plan_system_colocated(plan->system) ? 1 : SCHED_FIRST_ORDERS;
+}
+
+/* Gradient exchange and optimizer: what a step of the fewest micro-batches has more than those. */
+static double tail_ns(const Spec *spec, const Plan *plan)
+{
+  int first, second;
+  short_steps(plan, &first, &second);
+  first = plan_system_colocated(plan->system) ? first : 1;
+  first = first < plan->micro_batches ? first : plan->micro_batches;
+  return short_ns(spec, plan, first, 0, true) - short_ns(spec, plan, first, 0, false);
+}
+
+/* Step time of all micro-batches: those that the first short step lacks take the pace of what the second has more. The
+   best of a few orders; 0 if the plan cannot be scheduled. */
 static double guess_ns(const Spec *spec, const Plan *plan)
 {
-  int first, second, orders = plan_system_colocated(plan->system) ? 1 : SCHED_FIRST_ORDERS, better = 0;
+  int first, second;
   bool more = short_steps(plan, &first, &second);
-  double steps[SCHED_FIRST_ORDERS], best = 0;
-  for (int i = 0; i < orders; i++) {
-    steps[i] = short_step_ns(spec, plan, more ? first : plan->micro_batches, i);
-    if (steps[i] == 0) {
-      return 0;
+  double best = 0;
+  for (int i = 0; i < n_orders(plan); i++) {
+    double ns = short_ns(spec, plan, more ? first : plan->micro_batches, i, false);
+    if (more && ns > 0) {
+      ns += (plan->micro_batches - first) * (short_ns(spec, plan, second, i, false) - ns) / (second - first);
     }
+    best = ns > 0 && (best == 0 || ns < best) ? ns : best;
   }
-  for (int i = 0; i < orders; i++, better = 0) {
-    for (int k = 0; k < orders; k++) {
-      better += steps[k] < steps[i] || (steps[k] == steps[i] && k < i);
-    }
-    if (better < (more ? (orders + 1) / 2 : 1)) {
-      double ns = steps[i];
-      if (more) {
-        ns += (plan->micro_batches - first) * (short_step_ns(spec, plan, second, i) - ns) / (second - first);
-      }
-      best = best == 0 || ns < best ? ns : best;
-    }
-  }
-  return best;
+  return best > 0 ? best + tail_ns(spec, plan) : 0;
 }
 
 static double guess_ops(const Spec *spec, const Plan *plan)
 {
-  int first, second;
-  return ops_of(spec, short_steps(plan, &first, &second) ? 2 * first + second : 2 * plan->micro_batches);
+  int first, second, n = short_steps(plan, &first, &second) ? first + second : plan->micro_batches;
+  return n_orders(plan) * ops_of(spec, n);
 }
 
 /* Sorts the plans by what their short steps promise; equal ones and those that are too many to look at stay in the
@@ -176,99 +178,93 @@ Spec evaluate_view(const Spec *spec, SystemKind system)
 void evaluate_for_cpu(Spec *spec)
 {
   PlanSpec *pins = &spec->plan;
+  pins->no_fused = true;
   pins->recompute = pins->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : pins->recompute;
   pins->optimizer_shard = pins->optimizer_shard == OPT_SHARD_AUTO ? OPT_SHARD_HOLDERS : pins->optimizer_shard;
 }
 
-static bool same_layout(const Plan *a, const Plan *b)
+/* One plan forward to another place, the others in their order. */
+static void put_at(Plan *plans, int from, int to)
 {
-  bool same = a->replicas == b->replicas && a->n_groups == b->n_groups && strcmp(a->placement, b->placement) == 0;
-  for (int g = 0; same && g < a->n_groups; g++) {
-    same = a->groups[g].n_ranks == b->groups[g].n_ranks && a->groups[g].nics == b->groups[g].nics;
-  }
-  return same;
-}
-
-/* Plans with one group a side are plans of af_pipe, too. Adds the best of them that are not among the n plans; returns
-   how many. */
-static int add_single_groups(Arena *arena, const Spec *spec, int shape, SystemKind system, Plan *plans, int n)
-{
-  if (system != SYSTEM_AF_PIPE || spec->plan.attention_stages > 1 || spec->plan.ffn_stages > 1) {
-    return 0;
-  }
-  Arena *words = arena_new();
-  Listener *l = listener_new(words);
-  bool infeasible = false;
-  Plan found[MORE];
-  int m = plan_candidates(arena, l->diag, spec, shape, SYSTEM_AFD, found, MORE, &infeasible), added = 0;
-  listener_heard(words, l);
-  arena_free(words);
-  for (int i = 0; i < m; i++) {
-    bool known = false;
-    for (int k = 0; k < n && !known; k++) {
-      known = same_layout(&plans[k], &found[i]);
-    }
-    if (!known) {
-      plans[n + added] = found[i];
-      plans[n + added++].system = system;
-    }
-  }
-  return added;
-}
-
-/* The winner to the front, the others in their order. */
-static void put_first(Plan *plans, int winner)
-{
-  Plan first = plans[winner];
-  for (int i = winner; i > 0; i--) {
+  Plan plan = plans[from];
+  for (int i = from; i > to; i--) {
     plans[i] = plans[i - 1];
   }
-  plans[0] = first;
+  plans[to] = plan;
+}
+
+/* Bytes that the fullest rank lacks once the schedule's own slots are counted; 0: it fits. The planner counts the slots
+   that an order should need, and orders of colocated systems can take a few more. */
+static int64_t lacks(Arena *arena, const Spec *spec, const Plan *plan, const Schedule *sched)
+{
+  Plan copy = *plan;
+  copy.groups = arena_new_array(arena, PlanGroup, (size_t)plan->n_groups);
+  memcpy(copy.groups, plan->groups, (size_t)plan->n_groups * sizeof *copy.groups);
+  sched_memory(spec, sched, &copy);
+  int64_t most = 0;
+  for (int g = 0; g < copy.n_groups; g++) {
+    int64_t more = copy.groups[g].memory.total - copy.groups[g].memory.limit;
+    most = more > most ? more : most;
+  }
+  return most;
 }
 
 /* Errors go to `diag`. */
-static int evaluate_one(Diag *diag, const Spec *own, int shape, SystemKind system, Evaluation *e)
+static int evaluate_own(Diag *diag, const Spec *own, int shape, SystemKind system, Evaluation *e)
 {
   Spec view = evaluate_view(own, system);
   const Spec *spec = &view;
   *e = (Evaluation){.arena = arena_new(), .system = system};
-  Plan *plans = arena_new_array(e->arena, Plan, MOST + MORE);
+  Plan *plans = arena_new_array(e->arena, Plan, MOST);
   bool infeasible = false;
   int n = plan_candidates(e->arena, diag, spec, shape, system, plans, MOST, &infeasible), winner = -1;
   if (n <= 0) {
     return e->code = infeasible ? EXIT_NO_PLAN : EXIT_REFUSED;
   }
-  n += add_single_groups(e->arena, spec, shape, system, plans, n);
   int all = n > 1 ? rank_plans(spec, plans, n) : n;
   all = all > 0 ? all : n;
   Try best = {0};
   double spent = 0;
+  int64_t least = 0; /* that a plan lacks */
   /* a plan that cannot be scheduled does not count among those that are tried */
   for (int i = 0; i < all && e->tried < FULL; i++) {
     Try t;
     double ops = ops_of(spec, plans[i].micro_batches);
-    if ((e->tried >= 2 && spent + ops > full_budget) || !try_plan(spec, &plans[i], -1, &t)) {
+    if ((e->tried >= 2 && spent + ops > full_budget) || !try_plan(spec, &plans[i], &t)) {
+      continue;
+    }
+    int64_t more = lacks(t.arena, spec, &plans[i], &t.sched);
+    if (more > 0) {
+      least = least == 0 || more < least ? more : least;
+      arena_free(t.arena);
       continue;
     }
     spent += ops;
-    e->tried++;
     plan_set_step(spec, &plans[i], (double)t.sched.step_ns);
+    put_at(plans, i, e->tried);
     bool better = winner < 0 || t.sched.step_ns < best.sched.step_ns;
     Arena *loser = better ? best.arena : t.arena;
     if (better) {
       best = t;
-      winner = i;
+      winner = e->tried;
     }
+    e->tried++;
     if (loser) {
       arena_free(loser);
     }
   }
   e->sched_arena = best.arena;
   e->sched = best.sched;
-  put_first(plans, winner < 0 ? 0 : winner);
+  put_at(plans, winner < 0 ? 0 : winner, 0);
   e->plan = plans[0];
   e->plans = plans;
   e->n_plans = all;
+  if (winner < 0 && least > 0) {
+    diag_error(diag, spec_span(spec, "gpu", "memory"),
+               "no plan: with the slots of its schedule the leanest layout of %s lacks %.3f GiB on its fullest rank",
+               plan_system_name(system), (double)least / (1 << 30));
+    return e->code = EXIT_NO_PLAN;
+  }
   if (winner < 0) { /* say why */
     e->sched_arena = arena_new();
     sched_build(e->sched_arena, diag, spec, &e->plan, &e->sched);
@@ -281,8 +277,34 @@ static int evaluate_one(Diag *diag, const Spec *own, int shape, SystemKind syste
   return e->code = e->ran ? 0 : EXIT_REFUSED;
 }
 
+/* Plans with one group a side are plans of af_pipe, too: where the best of them wins it is taken. */
+static int evaluate_one(Diag *diag, const Spec *spec, int shape, SystemKind system, Evaluation *e)
+{
+  evaluate_own(diag, spec, shape, system, e);
+  if (system == SYSTEM_AF_PIPE && e->ran && spec->plan.attention_stages <= 1 && spec->plan.ffn_stages <= 1) {
+    Evaluation single;
+    evaluate_quietly(spec, shape, SYSTEM_AFD, &single);
+    bool better = single.ran && single.sched.step_ns < e->sched.step_ns;
+    Evaluation loser = better ? *e : single;
+    if (better) {
+      *e = single;
+      e->system = e->plan.system = system;
+      for (int i = 0; i < e->n_plans; i++) {
+        e->plans[i].system = system;
+      }
+    }
+    evaluation_free(&loser);
+  }
+  return e->code;
+}
+
 void evaluate_quietly(const Spec *spec, int shape, SystemKind system, Evaluation *e)
 {
+  if (system == SYSTEM_COMET && spec->plan.no_fused) {
+    *e = (Evaluation){.arena = arena_new(), .system = system, .code = EXIT_REFUSED};
+    e->reason = "the target has no kernels for messages inside the experts' ops";
+    return;
+  }
   Arena *words = arena_new();
   Listener *l = listener_new(words);
   evaluate_one(l->diag, spec, shape, system, e);

@@ -45,8 +45,8 @@ static int n_tasks(const SchedNet *net)
 
 /* Policies are tried in an order that gains most over a grid of plans, with all their micro-batches in flight and with
    few, until a number of tasks has been simulated: all of them for small plans, the first few for large ones; or, if
-   `only` is not negative, that one alone. Some admit micro-batches whole, up to the plan's cap; some let more of them be under way, in the
-   slots that the cap would take. */
+   `only` is not negative, that one alone. Some admit micro-batches whole, up to the plan's cap; some let more of them
+   be under way, in the slots that the cap would take. */
 static void af_pipe(Arena *arena, const SchedNet *net, int only, SchedTimes *times)
 {
   enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 19, ANY = INT16_MAX, ROOMY = 1, MORE = 4 };
@@ -79,6 +79,7 @@ static void af_pipe(Arena *arena, const SchedNet *net, int only, SchedTimes *tim
       {TURN_GRAD, .last_grads = true, .first_forwards = true, .wgrads = 1, .backlog = 3},
       {TURN_BOTH, .last_grads = true, .wgrads = 3},
       {TURN_GRAD, .first_forwards = true, .wgrads = ANY},
+      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 2, .backlog = 3},
   };
   enum { N_POLICIES = sizeof policies / sizeof *policies };
   int most = net->plan->in_flight < net->n_mbs ? net->plan->in_flight : net->n_mbs;
@@ -87,12 +88,12 @@ static void af_pipe(Arena *arena, const SchedNet *net, int only, SchedTimes *tim
   SchedTimes tried = sched_times_new(arena, net);
   int64_t shortest = INT64_MAX;
   *times = sched_times_new(arena, net);
-  for (int i = 0; i < N_POLICIES && left > 0; i++) {
-    SchedPolicy policy = policies[i];
-    if (policy.whole && most == net->n_mbs) {
+  for (int i = 0; i < 2 * N_POLICIES && left > 0; i++) { /* the second time with half as many */
+    SchedPolicy policy = policies[i % N_POLICIES];
+    if (policy.whole && (most == net->n_mbs || i >= N_POLICIES)) {
       continue;
     }
-    policy.cap = policy.whole ? MORE * most : most;
+    policy.cap = policy.whole ? MORE * most : i < N_POLICIES ? most : (most + 1) / 2;
     policy.whole = policy.whole ? most : 0;
     policy.work_slots = PLAN_WORK_SLOTS;
     policy.chan_slots = PLAN_CHAN_SLOTS;
@@ -216,7 +217,18 @@ bool sched_build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, S
   return build(arena, diag, spec, plan, -1, sched);
 }
 
-bool sched_build_order(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, int order, Schedule *sched)
+int64_t sched_order_ns(Diag *diag, const Spec *spec, const Plan *plan, int order, bool tail)
 {
-  return build(arena, diag, spec, plan, order, sched);
+  Arena *arena = arena_new();
+  Schedule sched;
+  SchedTimes times;
+  int64_t ns = 0;
+  if (tail) {
+    ns = build(arena, diag, spec, plan, order, &sched) ? sched.step_ns : 0;
+  } else if (plan_fits(diag, spec, plan)) {
+    SchedNet net = sched_net(arena, spec, plan);
+    ns = make_times(arena, diag, &net, order, &times) ? times.makespan : 0;
+  }
+  arena_free(arena);
+  return ns;
 }

@@ -28,10 +28,11 @@ typedef struct Schedule {
 /* Builds the schedule for a plan; micro-batches, in-flight cap and times come from the plan and the cost model. */
 bool sched_build(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
 
-/* The same from one order alone, of those that sched_build would try first: 0 .. SCHED_FIRST_ORDERS - 1. Of colocated
-   systems there is one. To compare plans: with the same order, steps of few micro-batches tell about many. */
-enum { SCHED_FIRST_ORDERS = 4 };
-bool sched_build_order(Arena *, Diag *, const Spec *, const Plan *, int order, Schedule *);
+/* Step time by one order alone, of those that sched_build would try first: 0 .. SCHED_FIRST_ORDERS - 1; of colocated
+   systems there is one. 0 after an error. tail: with the end of the step; else of its micro-batches alone, and without
+   the work of making tables. */
+enum { SCHED_FIRST_ORDERS = 2 };
+int64_t sched_order_ns(Diag *, const Spec *, const Plan *, int order, bool tail);
 
 /* Modelled times of the micro-batches' part of a step (Schedule.pipe_ns) that no order can beat: the longest path of
    one micro-batch; the time that micro-batches hold saved slots, over the slots that there are; the busiest group's

@@ -155,12 +155,16 @@ void sched_comm(Arena *arena, const SchedNet *net, const SchedTimes *times, Sche
   }
 }
 
+/* What rows are sorted by, apart from them: they are large. */
+typedef struct RowKey {
+  int64_t start;
+  int32_t seq, chain;
+  int32_t rec;
+} RowKey;
+
 static int by_start(const void *a, const void *b)
 {
-  const SchedRec *x = *(const SchedRec *const *)a, *y = *(const SchedRec *const *)b;
-  if (x->group != y->group) {
-    return x->group < y->group ? -1 : 1;
-  }
+  const RowKey *x = a, *y = b;
   if (x->start != y->start) {
     return x->start < y->start ? -1 : 1;
   }
@@ -170,17 +174,39 @@ static int by_start(const void *a, const void *b)
   return x->chain - y->chain;
 }
 
-void sched_rows(Arena *arena, SchedRecs *recs, Schedule *sched)
+/* Keys of the records of each group, one group after the other, each in the order of its table. */
+static RowKey *sort_rows(SchedRecs *recs, Schedule *sched)
 {
-  SchedRec **sorted = malloc((size_t)recs->n * sizeof *sorted);
-  if (!sorted) {
+  RowKey *keys = malloc((size_t)recs->n * sizeof *keys);
+  int *at = malloc((size_t)sched->n_groups * sizeof *at);
+  if (!keys || !at) {
     die("out of memory");
   }
   for (int i = 0; i < recs->n; i++) {
-    sorted[i] = &recs->recs[i];
     sched->groups[recs->recs[i].group].n_ops++;
   }
-  qsort(sorted, (size_t)recs->n, sizeof *sorted, by_start);
+  for (int g = 0, first = 0; g < sched->n_groups; g++) {
+    at[g] = first;
+    first += sched->groups[g].n_ops;
+  }
+  for (int i = 0; i < recs->n; i++) {
+    const SchedRec *rec = &recs->recs[i];
+    keys[at[rec->group]++] = (RowKey){rec->start, rec->seq, rec->chain, i};
+  }
+  for (int g = 0; g < sched->n_groups; g++) {
+    int n = sched->groups[g].n_ops, first = at[g] - n;
+    qsort(&keys[first], (size_t)n, sizeof *keys, by_start);
+    for (int i = 0; i < n; i++) {
+      recs->recs[keys[first + i].rec].index = i;
+    }
+  }
+  free(at);
+  return keys;
+}
+
+void sched_rows(Arena *arena, SchedRecs *recs, Schedule *sched)
+{
+  RowKey *sorted = sort_rows(recs, sched);
   int at = 0;
   for (int g = 0; g < sched->n_groups; g++) {
     SchedGroup *group = &sched->groups[g];
@@ -189,13 +215,10 @@ void sched_rows(Arena *arena, SchedRecs *recs, Schedule *sched)
     group->start_ns = arena_new_array(arena, int64_t, n);
     group->end_ns = arena_new_array(arena, int64_t, n);
     for (int i = 0; i < group->n_ops; i++) {
-      sorted[at + i]->index = i;
-    }
-    for (int i = 0; i < group->n_ops; i++) {
-      const SchedRec *rec = sorted[at + i];
+      const SchedRec *rec = &recs->recs[sorted[at + i].rec];
       MoeOp *op = &group->ops[i];
       *op = rec->op;
-      for (int k = 0; k < MOE_MAX_WAITS; k++) {
+      for (int k = 0; k < MOE_MAX_WAITS && (op->wait[k] >= 0 || op->release[k] >= 0); k++) {
         op->wait[k] = op->wait[k] < 0 ? -1 : recs->recs[op->wait[k]].index;
         op->release[k] = op->release[k] < 0 ? -1 : recs->recs[op->release[k]].index;
       }

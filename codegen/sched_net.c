@@ -446,10 +446,10 @@ static double merged_factor(const Spec *spec)
 }
 
 /* Comet runs dispatch under the first grouped product and combine under the second, tile by tile, and hides 86.5 % of
-   what fits under them (arXiv 2502.19811, measured on one node; SwiGLU has two thirds of its work in the first product).
-   The rest becomes part of the op's time, and the messages themselves then take none. `after`: work that may fill the
-   window, too: the weight gradients behind the input gradient. Kind to Comet: nothing is charged for the processors that
-   move the data. */
+   what fits under them (arXiv 2502.19811, measured on one node; SwiGLU has two thirds of its work in the first
+   product). The rest becomes part of the op's time, and the messages themselves then take none. `after`: work that may
+   fill the window, too: the weight gradients behind the input gradient. Kind to Comet: nothing is charged for the
+   processors that move the data. */
 static void fold_messages(SchedNet *net, SchedTask op, SchedTask after, SchedTask in, SchedTask out)
 {
   const double hidden = 0.865;

@@ -103,9 +103,16 @@ typedef struct Slot {
   const Life *owner; /* the latest */
 } Slot;
 
+/* What lives are sorted by, apart from them: they are large. */
+typedef struct LifeKey {
+  int64_t begin;
+  int32_t key, seq;
+  int32_t life;
+} LifeKey;
+
 static int by_begin(const void *a, const void *b)
 {
-  const Life *x = a, *y = b;
+  const LifeKey *x = a, *y = b;
   if (x->key != y->key) {
     return x->key < y->key ? -1 : 1;
   }
@@ -146,18 +153,23 @@ static void sift_up(Slot *slots, int n)
 
 typedef void Assign(const SchedNet *, SchedRecs *, Schedule *, const Life *, const Slot *);
 
-/* Colours the lives of each key; `lives` is sorted. Slots form a heap by the time they become free. */
-static void colour(const SchedNet *net, SchedRecs *recs, Schedule *sched, Life *lives, int n_lives, Assign *assign)
+/* Colours the lives of each key. Slots form a heap by the time they become free. */
+static void colour(const SchedNet *net, SchedRecs *recs, Schedule *sched, const Life *lives, int n_lives,
+                   Assign *assign)
 {
   Slot *slots = malloc((size_t)(n_lives + 1) * sizeof *slots);
-  if (!slots) {
+  LifeKey *keys = malloc((size_t)(n_lives + 1) * sizeof *keys);
+  if (!slots || !keys) {
     die("out of memory");
   }
-  qsort(lives, (size_t)n_lives, sizeof *lives, by_begin);
+  for (int i = 0; i < n_lives; i++) {
+    keys[i] = (LifeKey){lives[i].begin, lives[i].key, lives[i].seq, i};
+  }
+  qsort(keys, (size_t)n_lives, sizeof *keys, by_begin);
   int n = 0;
   for (int i = 0; i < n_lives; i++) {
-    const Life *life = &lives[i];
-    if (i == 0 || lives[i - 1].key != life->key) {
+    const Life *life = &lives[keys[i].life];
+    if (i == 0 || keys[i - 1].key != life->key) {
       n = 0;
     }
     if (n > 0 && slots[0].free_at <= life->begin) {
@@ -176,6 +188,7 @@ static void colour(const SchedNet *net, SchedRecs *recs, Schedule *sched, Life *
     }
   }
   free(slots);
+  free(keys);
 }
 
 static bool is_compute(const MoeOp *op)

@@ -169,6 +169,7 @@ typedef struct PlanSpec {
   int mb_group;                 /* interleaved 1F1B: micro-batches per turn of a virtual stage; 0: the pipeline ranks */
   OptShard optimizer_shard;
   int ranks_per_node; /* fake nodes of this size instead of the cluster's */
+  bool no_fused;      /* no key: the target lacks kernels that move messages themselves; auto leaves such systems out */
   int node_limit;     /* of the solver's tree */
   double gap;         /* relative, at which the solver may stop */
 } PlanSpec;

@@ -54,7 +54,12 @@ class Runs:
             os.replace(path + ".tmp", path)
             print(f"{time.time() - begin:6.1f} s  {' '.join(command)}", file=sys.stderr, flush=True)
         with open(path, encoding="utf-8") as file:
-            return json.load(file)["rows"]
+            rows = json.load(file)["rows"]
+        for row in rows:
+            if row["ran"] and row["peak_memory"] > row["memory_limit"]:  # no result, whatever the compiler says
+                over = (row["peak_memory"] - row["memory_limit"]) / 2 ** 30
+                row.update(ran=False, reason=f"its schedule overruns memory ({over:.3g} GiB too little)")
+        return rows
 
     def point(self, model, constants, shape, lifted=False, dedup=None, systems=None):
         """{system: row} of one of the twelve points."""

@@ -287,8 +287,8 @@ static void tutel(void **state)
   }
 }
 
-/* Messages inside the experts' kernels: one beside two thirds of the work, one beside a third; 86.5 % of what fits there
-   is hidden. Backward: beside both gradients. */
+/* Messages inside the experts' kernels: one beside two thirds of the work, one beside a third; 86.5 % of what fits
+   there is hidden. Backward: beside both gradients. */
 static double fused(double f, double in, double out)
 {
   return f + in + out - 0.865 * (fmin(f * 2 / 3, in) + fmin(f / 3, out));
@@ -410,7 +410,8 @@ static void sanity_table(void **state)
     got[3] = pipe_time(&k) / pure;
     k.system = SYSTEM_COMET;
     got[4] = pipe_time(&k) / pure;
-    print_message("A %.2f F %.2f D, C %.1f: megatron %.3f tutel %.3f (%.3f with 4 chunks) overlap %.3f dualpipe %.3f comet %.3f\n",
+    print_message("A %.2f F %.2f D, C %.1f: megatron %.3f tutel %.3f (%.3f with 4 chunks) overlap %.3f dualpipe %.3f "
+                  "comet %.3f\n",
                   rows[i].a, rows[i].f, rows[i].dc, got[0], got[1], best / pure, got[2], got[3], got[4]);
     const double want[] = {rows[i].megatron, rows[i].tutel, rows[i].overlap, rows[i].dualpipe, rows[i].comet};
     for (int s = 0; s < 5; s++) {

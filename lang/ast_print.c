@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "lang/ast.h"
+#include "lang/units.h"
 
 typedef struct Line {
   char *text; /* without indentation; grows by doubling */
@@ -128,6 +129,20 @@ static bool comments(Printer *printer, uint32_t until, const Place *place)
   return closed;
 }
 
+/* Whether "left/right" without spaces would be read as a unit of its own: 4 GB divided by a let called s is not 4 GB/s.
+ */
+static bool reads_as_rate(const Expr *left, const Expr *right)
+{
+  while (left->kind == EXPR_BINARY) {
+    left = left->right;
+  }
+  while (left->kind == EXPR_NEG) {
+    left = left->left;
+  }
+  return left->kind == EXPR_NUMBER && left->unit && right->kind == EXPR_NAME &&
+         unit_takes_rate(left->unit, strlen(left->unit), right->text, strlen(right->text));
+}
+
 static void print_expr(Printer *printer, const Expr *expr)
 {
   char op[4] = {' ', expr->op, ' ', 0};
@@ -165,11 +180,13 @@ static void print_expr(Printer *printer, const Expr *expr)
     puts_(printer, ": ");
     print_expr(printer, expr->right);
     break;
-  case EXPR_BINARY:
+  case EXPR_BINARY: {
+    bool spaced = expr->op == '+' || expr->op == '-' || (expr->op == '/' && reads_as_rate(expr->left, expr->right));
     print_expr(printer, expr->left);
-    puts_(printer, expr->op == '+' || expr->op == '-' ? op : (op[2] = 0, op + 1));
+    puts_(printer, spaced ? op : (op[2] = 0, op + 1));
     print_expr(printer, expr->right);
     break;
+  }
   }
 }
 

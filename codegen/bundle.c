@@ -15,21 +15,6 @@
 
 static const char manifest_name[] = "moec-manifest.txt";
 
-/* Removes a folder of plain files. */
-static void remove_folder(Arena *arena, const char *folder)
-{
-  DIR *dir = opendir(folder);
-  if (dir) {
-    for (struct dirent *entry; (entry = readdir(dir));) {
-      if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
-        unlink(arena_printf(arena, "%s/%s", folder, entry->d_name));
-      }
-    }
-    closedir(dir);
-  }
-  rmdir(folder);
-}
-
 /* ---- compiling ---- */
 
 typedef struct Job {
@@ -114,6 +99,7 @@ static bool compile_all(Arena *arena, Diag *diag, Job *jobs, int n, const BuildO
   int done = 0;
   bool ok = true;
   for (int next = 0; next < n || running > 0;) {
+    ok = ok && !(options->stop && *options->stop);
     if (ok && next < n && running < (cores > 0 ? cores : 1)) {
       char *argv[MAX_ARGS];
       int argc = 0;
@@ -311,7 +297,7 @@ bool bundle_build(Arena *arena, Diag *diag, const Bundle *bundle, const BuildOpt
     ok = output_fail(diag, "create", out);
   }
   if (!ok || exists) {
-    remove_folder(arena, temp);
+    output_remove_folder(temp);
   }
   return ok;
 }

@@ -1,7 +1,9 @@
-/* Bundles on disk: the only writer of files. A bundle appears whole or not at all: it is made in a temporary folder
+/* Bundles on disk. A bundle appears whole or not at all: it is made in a temporary folder
    beside its place and moved in by renames; what the user keeps in the folder stays. */
 #ifndef CODEGEN_BUNDLE_H
 #define CODEGEN_BUNDLE_H
+
+#include <signal.h>
 
 #include "codegen/emit.h"
 
@@ -12,6 +14,8 @@ typedef struct BuildOptions {
   const char *runtime_lib; /* path of the runtime library */
   bool sources_only;       /* write the files, do not compile */
   bool progress;           /* show progress on stderr */
+  /* Once it is not 0, no more compilers are started and the build fails; may be NULL. */
+  const volatile sig_atomic_t *stop;
 } BuildOptions;
 
 typedef struct BuildResult {

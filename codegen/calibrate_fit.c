@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "codegen/calibrate.h"
+#include "codegen/median.h"
 
 enum { ROUNDS = 60, SWEEPS = 4000, N_CLASSES = 4 };
 
@@ -84,12 +85,6 @@ static int place_of(const Class *c, double size)
   return c->first + best;
 }
 
-static int by_size(const void *a, const void *b)
-{
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 /* Sizes within 10 % count as one. */
 static void find_sizes(Fit *f, int class)
 {
@@ -104,7 +99,7 @@ static void find_sizes(Fit *f, int class)
       c->sizes[c->n++] = size;
     }
   }
-  qsort(c->sizes, (size_t)c->n, sizeof *c->sizes, by_size);
+  sort_numbers(c->sizes, c->n);
   c->first = f->n;
   f->n += c->n;
 }

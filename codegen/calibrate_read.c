@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "codegen/calibrate.h"
+#include "codegen/median.h"
 #include "lang/ast.h"
 #include "runtime/moe_layout.h"
 
@@ -32,7 +33,7 @@ static bool wrong(Reader *r, const char *what)
 static bool is_group(const PlanGroup *g, const char *name)
 {
   char own[32];
-  snprintf(own, sizeof own, "%s%d", g->role == PLAN_A ? "A" : g->role == PLAN_F ? "F" : "AF", g->index);
+  snprintf(own, sizeof own, "%s%d", plan_role_letters(g->role), g->index);
   return strcmp(own, name) == 0;
 }
 
@@ -77,19 +78,6 @@ static bool is_full(const Reader *r, const Process *p, const MoeOp *op)
              : op->mb < 0 || moe_part_size(plan->mb_seqs, g->n_ranks, i) == moe_part_max(plan->mb_seqs, g->n_ranks);
 }
 
-static void *grown(Arena *arena, const void *old, int n, int *room, size_t size)
-{
-  if (n < *room) {
-    return (void *)(uintptr_t)old;
-  }
-  *room = *room ? 2 * *room : 64;
-  void *list = arena_array(arena, (size_t)*room, size);
-  if (n) {
-    memcpy(list, old, (size_t)n * size);
-  }
-  return list;
-}
-
 /* Room for a time more; lists grow at powers of 2. */
 static void add_time(Arena *arena, double **times, int *n, double ns)
 {
@@ -117,7 +105,7 @@ static void add_op(Reader *r, const MoeOp *op, double ns)
     found = o->kind == kind && memcmp(&o->work, &work, sizeof work) == 0 ? o : NULL;
   }
   if (!found) {
-    cal->ops = grown(r->arena, cal->ops, cal->n_ops, &cal->room_ops, sizeof *cal->ops);
+    cal->ops = arena_grow(r->arena, cal->ops, cal->n_ops, &cal->room_ops, sizeof *cal->ops);
     found = &cal->ops[cal->n_ops++];
     *found = (CalOp){.run = r->index, .kind = kind, .work = work};
   }
@@ -143,7 +131,7 @@ static void add_msg(Reader *r, const MoeOp *op, double ns)
     found = m->edge == op->edge && m->nvlink_ns == nvlink && m->nic_ns == nic ? m : NULL;
   }
   if (!found) {
-    cal->msgs = grown(r->arena, cal->msgs, cal->n_msgs, &cal->room_msgs, sizeof *cal->msgs);
+    cal->msgs = arena_grow(r->arena, cal->msgs, cal->n_msgs, &cal->room_msgs, sizeof *cal->msgs);
     found = &cal->msgs[cal->n_msgs++];
     *found = (CalMsg){
         .run = r->index, .edge = op->edge, .nvlink_ns = nvlink, .nic_ns = nic, .far = c.nic_bytes > 0 || nic > 0};
@@ -185,25 +173,18 @@ static bool read_event(Reader *r, const json_t *event, const Process *processes,
   return true;
 }
 
-static int by_size(const void *a, const void *b)
-{
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 static void summarize(Calibration *cal, int run)
 {
   for (int i = 0; i < cal->n_ops; i++) {
     CalOp *o = &cal->ops[i];
     if (o->run == run) {
-      qsort(o->times, (size_t)o->n, sizeof *o->times, by_size);
-      o->ns = (o->times[(o->n - 1) / 2] + o->times[o->n / 2]) / 2;
+      o->ns = median_of(o->times, o->n);
     }
   }
   for (int i = 0; i < cal->n_msgs; i++) {
     CalMsg *m = &cal->msgs[i];
     if (m->run == run) {
-      qsort(m->times, (size_t)m->n, sizeof *m->times, by_size);
+      sort_numbers(m->times, m->n);
       m->ns = m->times[m->n / 10];
     }
   }
@@ -240,7 +221,7 @@ static bool read_trace(Reader *r, json_t *root)
 bool calibrate_read(Arena *arena, Diag *diag, Calibration *cal, const char *spec_path, const char *trace_path)
 {
   int room = cal->n_runs;
-  cal->runs = grown(arena, cal->runs, cal->n_runs, &room, sizeof *cal->runs);
+  cal->runs = arena_grow(arena, cal->runs, cal->n_runs, &room, sizeof *cal->runs);
   Reader r = {.arena = arena, .diag = diag, .cal = cal, .run = &cal->runs[cal->n_runs], .index = cal->n_runs};
   *r.run = (CalRun){.spec_path = spec_path, .trace_path = trace_path};
   AstFile *ast = ast_parse(arena, diag, spec_path, NULL, 0);

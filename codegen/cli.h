@@ -3,6 +3,7 @@
 #ifndef CODEGEN_CLI_H
 #define CODEGEN_CLI_H
 
+#include "codegen/bundle.h"
 #include "codegen/joint.h"
 #include "lang/ast.h"
 #include "lang/spec.h"
@@ -53,9 +54,6 @@ struct Verb {
   const char *doc;
 };
 
-extern const Verb cli_verbs[];
-extern const int cli_n_verbs;
-
 /* Reads the arguments. Returns the verb, or NULL after help or a message, with the exit code in *code. */
 const Verb *cli_read(Arena *, int argc, char **argv, Options *, int *code);
 
@@ -64,6 +62,15 @@ int cli_usage_error(const char *what, const char *value);
 
 /* Name of a system, or "auto" where `or_auto`. Says what is wrong with it and returns false otherwise. */
 bool cli_system(Arena *, const char *option, const char *name, bool or_auto, SystemKind *);
+/* That of --system, or else of the spec. */
+bool cli_chosen_system(const Compile *, SystemKind *);
+
+/* verbs_build.c: whether --target is emu; false after a message about an unknown one. */
+bool cli_target(const Options *, bool *emu);
+/* The compiler, flags and library that the options name, or else the install's. */
+BuildOptions cli_build_options(const Compile *);
+/* "specs/tiny.moespec" -> "tiny"; NULL: nothing is left. */
+const char *cli_stem(const Compile *);
 
 /* verbs_spec.c: text to Spec, with -D and --shape. Returns 0, or an exit code after the errors: 2 where the spec is
    right without its -D or its --shape. */

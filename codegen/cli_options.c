@@ -13,12 +13,11 @@ enum {
   N_VERBS
 };
 
-const Verb cli_verbs[] = {
+static const Verb verbs[] = {
 #define VERB(id, name, takes_file, doc) {#name, verb_##name, takes_file, doc},
 #include "codegen/verbs.def"
 #undef VERB
 };
-const int cli_n_verbs = N_VERBS;
 
 typedef enum OptKind { OPT_FLAG, OPT_TEXT, OPT_LIST } OptKind;
 
@@ -87,13 +86,13 @@ static void print_option(FILE *out, const OptRow *row)
 static void print_help(FILE *out, int verb)
 {
   if (verb >= 0) {
-    fprintf(out, "usage: moec %s%s [options]\n\n%s\n\n", cli_verbs[verb].name,
-            cli_verbs[verb].takes_file ? " FILE.moespec" : "", cli_verbs[verb].doc);
+    fprintf(out, "usage: moec %s%s [options]\n\n%s\n\n", verbs[verb].name,
+            verbs[verb].takes_file ? " FILE.moespec" : "", verbs[verb].doc);
   } else {
     fprintf(out, "usage: moec VERB FILE.moespec [options]\n\n");
     for (int v = 0; v < N_VERBS; v++) {
-      fprintf(out, "  %-9s ", cli_verbs[v].name);
-      print_wrapped(out, 12, cli_verbs[v].doc);
+      fprintf(out, "  %-9s ", verbs[v].name);
+      print_wrapped(out, 12, verbs[v].doc);
     }
     fprintf(out, "\nmoec VERB --help lists the options of a verb. All of them:\n\n");
   }
@@ -124,7 +123,7 @@ static void store(const OptRow *row, Options *options, const char *value)
 static int find_verb(const char *name)
 {
   for (int v = 0; v < N_VERBS; v++) {
-    if (strcmp(cli_verbs[v].name, name) == 0) {
+    if (strcmp(verbs[v].name, name) == 0) {
       return v;
     }
   }
@@ -132,17 +131,17 @@ static int find_verb(const char *name)
 }
 
 /* "check, fmt and plan" */
-static const char *takers(Arena *arena, unsigned verbs)
+static const char *takers(Arena *arena, unsigned which)
 {
   const char *text = "";
   int left = 0;
   for (int v = 0; v < N_VERBS; v++) {
-    left += (verbs >> v & 1) != 0;
+    left += (which >> v & 1) != 0;
   }
   for (int v = 0; v < N_VERBS; v++) {
-    if (verbs >> v & 1) {
+    if (which >> v & 1) {
       left--;
-      text = arena_printf(arena, "%s%s%s", text, cli_verbs[v].name, left > 1 ? ", " : left == 1 ? " and " : "");
+      text = arena_printf(arena, "%s%s%s", text, verbs[v].name, left > 1 ? ", " : left == 1 ? " and " : "");
     }
   }
   return text;
@@ -153,16 +152,16 @@ static int check_verb(Arena *arena, int verb, const bool *given, const Options *
 {
   for (int i = 0; i < N_ROWS; i++) {
     if (given[i] && !(rows[i].verbs >> verb & 1)) {
-      return cli_usage_error(arena_printf(arena, "`%s` takes no --%s; that is for %s", cli_verbs[verb].name,
-                                          rows[i].name, takers(arena, rows[i].verbs)),
+      return cli_usage_error(arena_printf(arena, "`%s` takes no --%s; that is for %s", verbs[verb].name, rows[i].name,
+                                          takers(arena, rows[i].verbs)),
                              NULL);
     }
   }
-  if (cli_verbs[verb].takes_file && !options->file) {
-    return cli_usage_error("which file? the verb needs one", cli_verbs[verb].name);
+  if (verbs[verb].takes_file && !options->file) {
+    return cli_usage_error("which file? the verb needs one", verbs[verb].name);
   }
-  if (!cli_verbs[verb].takes_file && options->file) {
-    return cli_usage_error(arena_printf(arena, "`%s` takes no file", cli_verbs[verb].name), options->file);
+  if (!verbs[verb].takes_file && options->file) {
+    return cli_usage_error(arena_printf(arena, "`%s` takes no file", verbs[verb].name), options->file);
   }
   return 0;
 }
@@ -171,7 +170,7 @@ static int wrong_verb(Arena *arena, const char *name)
 {
   Suggest suggest = suggest_for(name);
   for (int v = 0; v < N_VERBS; v++) {
-    suggest_try(&suggest, cli_verbs[v].name);
+    suggest_try(&suggest, verbs[v].name);
   }
   return cli_usage_error("unknown verb", arena_printf(arena, "%s%s", name, suggest_text(arena, &suggest)));
 }
@@ -230,7 +229,7 @@ const Verb *cli_read(Arena *arena, int argc, char **argv, Options *options, int 
     return NULL;
   }
   *code = check_verb(arena, verb, given, options);
-  return *code ? NULL : &cli_verbs[verb];
+  return *code ? NULL : &verbs[verb];
 }
 
 bool cli_system(Arena *arena, const char *option, const char *name, bool or_auto, SystemKind *system)
@@ -250,4 +249,10 @@ bool cli_system(Arena *arena, const char *option, const char *name, bool or_auto
                                suggest_text(arena, &suggest), all),
                   NULL);
   return false;
+}
+
+bool cli_chosen_system(const Compile *c, SystemKind *system)
+{
+  *system = c->spec.plan.system;
+  return !c->options->system || cli_system(c->arena, "--system", c->options->system, true, system);
 }

@@ -17,6 +17,18 @@ CompareRow *compare_row(const Comparison *c, int point, int shape, int system)
   return &c->rows[((size_t)point * (size_t)c->n_shapes + (size_t)shape) * (size_t)c->n_systems + (size_t)system];
 }
 
+const CompareRow *compare_fastest(const Comparison *c, int point, int shape, const CompareRow *but)
+{
+  const CompareRow *best = NULL;
+  for (int k = 0; k < c->n_systems; k++) {
+    const CompareRow *row = compare_row(c, point, shape, k);
+    if (row->ran && row != but && (!best || row->metrics.whole.step_ns < best->metrics.whole.step_ns)) {
+      best = row;
+    }
+  }
+  return best;
+}
+
 /* "6,6,8" as "6 6 8", or one number where all are equal. */
 static const char *sizes_of(Arena *arena, const Plan *plan, int role)
 {
@@ -36,9 +48,11 @@ static const char *sizes_of(Arena *arena, const Plan *plan, int role)
 /* What is kept and where, if not all activations on their ranks and the optimizer's state with the weights. */
 static const char *memory_of(Arena *arena, const Plan *plan)
 {
-  static const char *const again[] = {"", ", selective recompute", ", full recompute", ""};
   static const char *const shards[] = {"", ", whole optimizer", ", optimizer on all", ""};
-  return arena_printf(arena, "%s%s", again[plan->recompute], shards[plan->optimizer_shard]);
+  const char *shard = shards[plan->optimizer_shard];
+  return plan->recompute == RECOMPUTE_NONE
+             ? shard
+             : arena_printf(arena, ", %s recompute%s", plan_recompute_name(plan->recompute), shard);
 }
 
 static const char *settings_of(Arena *arena, const Plan *plan)

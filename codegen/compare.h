@@ -11,7 +11,6 @@
 typedef struct SweepPoint {
   const char **keys;   /* [n] */
   const char **values; /* [n] as written */
-  double *numbers;     /* [n] the values' magnitude in base units, or their index where they are no numbers */
   int n;
   int last_axis; /* first key of the last sweep, which moves fastest */
   Spec spec;
@@ -39,6 +38,9 @@ typedef struct Comparison {
 } Comparison;
 
 CompareRow *compare_row(const Comparison *, int point, int shape, int system);
+
+/* The row with the shortest step, `but` left out; NULL: no other ran. */
+const CompareRow *compare_fastest(const Comparison *, int point, int shape, const CompareRow *but);
 
 /* Runs everything. timeline_rects: most rectangles of a row's timeline, 0 for none. `progress` may be NULL; it gets the
    row about to run and how many there are. */

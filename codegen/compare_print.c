@@ -5,8 +5,6 @@
 #include "codegen/compare.h"
 #include "codegen/human.h"
 
-static const char *const dedup_names[] = {[DEDUP_RANK] = "rank", [DEDUP_NODE] = "node", [DEDUP_FLAT] = "flat"};
-
 /* ---- table ---- */
 
 /* "seq=4Ki nic=25 GB/s" */
@@ -54,16 +52,7 @@ static void print_row(const CompareRow *row, FILE *out)
 /* The fastest and how far the next is. */
 static void print_verdict(const Comparison *c, int point, int shape, FILE *out)
 {
-  const CompareRow *best = NULL, *next = NULL;
-  for (int k = 0; k < c->n_systems; k++) {
-    const CompareRow *row = compare_row(c, point, shape, k);
-    if (row->ran && (!best || row->metrics.whole.step_ns < best->metrics.whole.step_ns)) {
-      next = best;
-      best = row;
-    } else if (row->ran && (!next || row->metrics.whole.step_ns < next->metrics.whole.step_ns)) {
-      next = row;
-    }
-  }
+  const CompareRow *best = compare_fastest(c, point, shape, NULL), *next = compare_fastest(c, point, shape, best);
   if (!best) {
     fprintf(out, "no system can run this\n");
   } else if (!next) {
@@ -100,11 +89,6 @@ static void print_shape(const Comparison *c, int shape, FILE *out)
   }
 }
 
-static double sum_of(const Traffic *t)
-{
-  return t->dispatch + t->combine + t->p2p;
-}
-
 /* What a token moves forward. The settings, and so the numbers, hardly depend on the shape: the first that ran. */
 static void print_traffic(const Comparison *c, FILE *out)
 {
@@ -125,14 +109,20 @@ static void print_traffic(const Comparison *c, FILE *out)
     }
     char text[HUMAN_MAX];
     const Traffic *by = row->metrics.by_dedup, *flat = &by[DEDUP_FLAT];
-    const double cells[] = {flat->dispatch, flat->combine,           flat->p2p,
-                            sum_of(flat),   sum_of(&by[DEDUP_RANK]), sum_of(&by[DEDUP_NODE]),
-                            flat->nic,      by[DEDUP_RANK].nic,      by[DEDUP_NODE].nic};
+    const double cells[] = {flat->dispatch,
+                            flat->combine,
+                            flat->p2p,
+                            traffic_sum(flat),
+                            traffic_sum(&by[DEDUP_RANK]),
+                            traffic_sum(&by[DEDUP_NODE]),
+                            flat->nic,
+                            by[DEDUP_RANK].nic,
+                            by[DEDUP_NODE].nic};
     fprintf(out, "%-16s", plan_system_name(row->system));
     for (int i = 0; i < (int)(sizeof cells / sizeof *cells); i++) {
       fprintf(out, " %*s", i == 0 ? 12 : i == 1 ? 11 : 10, human_bytes(text, cells[i]));
     }
-    fprintf(out, " %8s\n", dedup_names[row->plan.dedup]);
+    fprintf(out, " %8s\n", plan_dedup_name(row->plan.dedup));
   }
   if (any) {
     fprintf(out,
@@ -238,10 +228,10 @@ static void row_numbers(const Comparison *c, int point, int shape, const Compare
   json_object_set_new(o, "groups_per_replica", json_integer(row->plan.n_groups));
   json_object_set_new(o, "micro_batches", json_integer(row->plan.micro_batches));
   json_object_set_new(o, "in_flight", json_integer(row->plan.in_flight));
-  json_object_set_new(o, "dedup", json_string(dedup_names[row->plan.dedup]));
+  json_object_set_new(o, "dedup", json_string(plan_dedup_name(row->plan.dedup)));
   json_object_set_new(bytes, "planned", traffic_json(&m->traffic));
   for (int d = 0; d < DEDUP_AUTO; d++) {
-    json_object_set_new(bytes, dedup_names[d], traffic_json(&m->by_dedup[d]));
+    json_object_set_new(bytes, plan_dedup_name((Dedup)d), traffic_json(&m->by_dedup[d]));
   }
   json_object_set_new(o, "bytes_per_token", bytes);
   json_object_set_new(o, "speedup_vs", speedups_json(c, point, shape, row));

@@ -231,8 +231,7 @@ double work_ns(const Spec *spec, Work w)
   return max2(work_flop_ns(spec, w), w.bytes / (gpu->hbm * gpu->eff_memory) * 1e9) + gpu->launch_ns;
 }
 
-/* Elements per token that the projections write: q, k, v and, for MLA, the latents between. */
-static double qkv_width(const Spec *spec)
+double cost_qkv_width(const Spec *spec)
 {
   double nq = spec->model.attention.heads;
   if (spec->model.attention.kind == ATTENTION_MLA) {
@@ -264,7 +263,7 @@ Work work_att(const Spec *spec, MoeOpKind kind, int layer, int64_t seq, int64_t 
   bool dense = layer < m->dense.layers;
   double weights = projection_weights(spec) + (dense ? dense_params(spec) : (double)m->moe.experts * h);
   double gemm = 2 * t * weights, core = (double)seqs * core_flops(spec, layer, seq);
-  double acts = t * b * (6 * h + 2 * qkv_width(spec) + (dense ? 3.0 * m->dense.hidden : 0)) +
+  double acts = t * b * (6 * h + 2 * cost_qkv_width(spec) + (dense ? 3.0 * m->dense.hidden : 0)) +
                 (dense ? 0 : 4 * t * m->moe.experts);
   Work w = {.rows = t, .seq = seq};
   switch (kind) {
@@ -429,6 +428,11 @@ static int64_t tail_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, in
     most = experts > most ? experts : most;
   }
   return most;
+}
+
+double cost_hidden(double work, double in, double out)
+{
+  return 0.865 * (min2(work * 2 / 3, in) + min2(work / 3, out));
 }
 
 Work cost_op_terms(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)

@@ -136,10 +136,9 @@ static void emit_groups(const Shape *shape, FILE *out)
   for (int g = 0; g < plan->n_groups; g++) {
     const PlanGroup *group = &plan->groups[g];
     const SchedGroup *s = &sched->groups[g];
-    const char *side = group->role == PLAN_A ? "A" : group->role == PLAN_F ? "F" : "AF";
-    fprintf(out, "  {\"%s%d\", %d, %d, %d, moe_ops%s_%d, %d, %d, %d, %d, %d},\n", side, group->index, group->role,
-            group->first_rank, group->n_ranks, shape->suffix, g, s->n_ops, s->att_saved, s->att_work, s->ffn_saved,
-            s->ffn_work);
+    fprintf(out, "  {\"%s%d\", %d, %d, %d, moe_ops%s_%d, %d, %d, %d, %d, %d},\n", plan_role_letters(group->role),
+            group->index, group->role, group->first_rank, group->n_ranks, shape->suffix, g, s->n_ops, s->att_saved,
+            s->att_work, s->ffn_saved, s->ffn_work);
   }
   fprintf(out, "};\n\nstatic const MoeChan chans[] = {\n");
   for (int c = 0; c < sched->n_chans; c++) {
@@ -319,15 +318,7 @@ typedef struct FileList {
 static void add_file(FileList *list, const char *path, const char *bytes, size_t n)
 {
   Bundle *b = list->bundle;
-  if (b->n_files == list->room) {
-    int room = list->room ? 2 * list->room : 32;
-    BundleFile *files = arena_new_array(list->arena, BundleFile, (size_t)room);
-    if (b->n_files) {
-      memcpy(files, b->files, (size_t)b->n_files * sizeof *files);
-    }
-    b->files = files;
-    list->room = room;
-  }
+  b->files = arena_grow(list->arena, b->files, b->n_files, &list->room, sizeof *b->files);
   b->files[b->n_files++] = (BundleFile){path, bytes, n};
 }
 

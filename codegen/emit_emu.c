@@ -125,13 +125,13 @@ static void fill_tokens(const Emu *emu, Ends ends, int chunk, bool relayed, bool
   }
 }
 
-static void fill_pipe(const Emu *emu, Ends ends, Class *class)
+static void fill_pipe(const Emu *emu, Class *class)
 {
   double row = (double)(cost_row_bytes(emu->spec) * emu->plan->shape->seq);
   for (int i = 0; i < class->n_src; i++) {
     int64_t first = moe_part_begin(emu->plan->mb_seqs, class->n_src, i), begin;
     int64_t size = moe_part_size(emu->plan->mb_seqs, class->n_src, i);
-    for (int j = 0; j < class->n_dst && ends.src != ends.dst; j++) {
+    for (int j = 0; j < class->n_dst; j++) {
       int64_t n = moe_part_overlap(emu->plan->mb_seqs, class->n_dst, j, first, size, &begin);
       class->bytes[i * class->n_dst + j] = row * (double)n;
     }
@@ -166,7 +166,7 @@ static void fill(const Emu *emu, MoeEdge edge, Ends ends, int layer, int chunk, 
     fill_tokens(emu, ends, chunk, relayed, true, row, 0, class);
     break;
   default:
-    fill_pipe(emu, ends, class);
+    fill_pipe(emu, class);
     break;
   }
 }
@@ -251,15 +251,7 @@ static int add_class(Emu *emu, const Class *class)
       return i;
     }
   }
-  if (emu->n_classes == emu->room) {
-    int room = emu->room ? 2 * emu->room : 16;
-    Class *more = arena_new_array(emu->arena, Class, (size_t)room);
-    for (int i = 0; i < emu->n_classes; i++) {
-      more[i] = emu->classes[i];
-    }
-    emu->classes = more;
-    emu->room = room;
-  }
+  emu->classes = arena_grow(emu->arena, emu->classes, emu->n_classes, &emu->room, sizeof *emu->classes);
   emu->classes[emu->n_classes] = *class;
   return emu->n_classes++;
 }
@@ -303,9 +295,9 @@ static void emit_durations(const SchedGroup *sched, int group, FILE *out)
   fprintf(out, "%s};\n", sched->n_ops ? "" : "0");
 }
 
-static void emit_numbers(const char *type, const char *name, int number, const int *values, int n, FILE *out)
+static void emit_numbers(const char *name, int number, const int *values, int n, FILE *out)
 {
-  fprintf(out, "static const %s %s", type, name);
+  fprintf(out, "static const int32_t %s", name);
   fprintf(out, number >= 0 ? "%d[] = {" : "[] = {", number);
   for (int i = 0; i < n; i++) {
     fprintf(out, "%s%d", i % 32 ? ", " : i ? ",\n  " : "\n  ", values[i]);
@@ -374,7 +366,7 @@ static void emit_nics(const Emu *emu, FILE *out)
     }
     port_of[rank] = port;
   }
-  emit_numbers("int32_t", "nic_of", -1, port_of, plan->replica_ranks, out);
+  emit_numbers("nic_of", -1, port_of, plan->replica_ranks, out);
   fprintf(out, "static const double nics[] = {");
   for (int port = 0; port < n; port++) {
     double rate = given ? 1e9 : emu->spec->cluster.nic > 0 ? emu->spec->cluster.nic * count[port] : 1e9;
@@ -390,7 +382,7 @@ void emit_emu_tables(Arena *arena, const Spec *spec, const Plan *plan, const Sch
   bool given = spec->costs.given;
   for (int g = 0; g < sched->n_groups; g++) {
     emit_durations(&sched->groups[g], g, out);
-    emit_numbers("int32_t", "op_msgs_", g, number_classes(&emu, &sched->groups[g], g), sched->groups[g].n_ops, out);
+    emit_numbers("op_msgs_", g, number_classes(&emu, &sched->groups[g], g), sched->groups[g].n_ops, out);
   }
   fprintf(out, "static const int64_t *const op_ns[] = {");
   for (int g = 0; g < sched->n_groups; g++) {

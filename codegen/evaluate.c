@@ -6,8 +6,9 @@
 #include <string.h>
 
 #include "codegen/listener.h"
+#include "codegen/plan_shape.h"
 
-enum { MOST = 20, FULL = 6, EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
+enum { MOST = 20, FULL = 6 };
 
 /* Ops of a step, roughly: what limits how many plans are simulated, and how many with few micro-batches. */
 static const double ops_per_layer = 16, full_budget = 200000, guess_budget = 2500000;
@@ -83,14 +84,11 @@ static int n_orders(const Plan *plan)
   return plan_system_colocated(plan->system) ? 1 : SCHED_FIRST_ORDERS;
 }
 
-/* Gradient exchange and optimizer: what a step of the fewest micro-batches has more than those. */
-static double tail_ns(const Spec *spec, const Plan *plan)
+/* Gradient exchange and optimizer: what a step of `few` micro-batches has more than those. ns: what `n` take, by the
+   first order. */
+static double tail_ns(const Spec *spec, const Plan *plan, int few, int n, double ns)
 {
-  int first, second;
-  short_steps(plan, &first, &second);
-  first = plan_system_colocated(plan->system) ? first : 1;
-  first = first < plan->micro_batches ? first : plan->micro_batches;
-  return short_ns(spec, plan, first, 0, true) - short_ns(spec, plan, first, 0, false);
+  return short_ns(spec, plan, few, 0, true) - (few == n ? ns : short_ns(spec, plan, few, 0, false));
 }
 
 /* Step time of all micro-batches: those that the first short step lacks take the pace of what the second has more. The
@@ -99,21 +97,34 @@ static double guess_ns(const Spec *spec, const Plan *plan)
 {
   int first, second;
   bool more = short_steps(plan, &first, &second);
-  double best = 0;
+  int n = more ? first : plan->micro_batches, few = plan_system_colocated(plan->system) ? first : 1;
+  double best = 0, plain = 0;
   for (int i = 0; i < n_orders(plan); i++) {
-    double ns = short_ns(spec, plan, more ? first : plan->micro_batches, i, false);
+    double ns = short_ns(spec, plan, n, i, false);
+    plain = i == 0 ? ns : plain;
     if (more && ns > 0) {
       ns += (plan->micro_batches - first) * (short_ns(spec, plan, second, i, false) - ns) / (second - first);
     }
     best = ns > 0 && (best == 0 || ns < best) ? ns : best;
   }
-  return best > 0 ? best + tail_ns(spec, plan) : 0;
+  few = few < plan->micro_batches ? few : plan->micro_batches;
+  return best > 0 ? best + tail_ns(spec, plan, few, n, plain) : 0;
 }
 
 static double guess_ops(const Spec *spec, const Plan *plan)
 {
   int first, second, n = short_steps(plan, &first, &second) ? first + second : plan->micro_batches;
   return n_orders(plan) * ops_of(spec, n);
+}
+
+/* One plan forward to another place, the others in their order. */
+static void put_at(Plan *plans, int from, int to)
+{
+  Plan plan = plans[from];
+  for (int i = from; i > to; i--) {
+    plans[i] = plans[i - 1];
+  }
+  plans[to] = plan;
 }
 
 /* Sorts the plans by what their short steps promise; equal ones and those that are too many to look at stay in the
@@ -124,19 +135,15 @@ static int rank_plans(const Spec *spec, Plan *plans, int n)
   double spent = 0;
   int looked = 0, kept = 0;
   while (looked < n && (looked < 2 || spent + guess_ops(spec, &plans[looked]) <= guess_budget)) {
-    Plan plan = plans[looked];
-    spent += guess_ops(spec, &plan);
-    double ns = guess_ns(spec, &plan);
+    spent += guess_ops(spec, &plans[looked]);
+    double ns = guess_ns(spec, &plans[looked]);
     if (ns > 0) {
       int at = kept++;
-      plan_set_step(spec, &plan, ns);
-      for (int i = looked; i > at; i--) { /* over those that failed */
-        plans[i] = plans[i - 1];
+      plan_set_step(spec, &plans[looked], ns);
+      while (at > 0 && plans[at - 1].step_ns > ns) {
+        at--;
       }
-      for (; at > 0 && plans[at - 1].step_ns > ns; at--) {
-        plans[at] = plans[at - 1];
-      }
-      plans[at] = plan;
+      put_at(plans, looked, at); /* over those that failed, too */
     }
     looked++;
   }
@@ -183,23 +190,12 @@ void evaluate_for_cpu(Spec *spec)
   pins->optimizer_shard = pins->optimizer_shard == OPT_SHARD_AUTO ? OPT_SHARD_HOLDERS : pins->optimizer_shard;
 }
 
-/* One plan forward to another place, the others in their order. */
-static void put_at(Plan *plans, int from, int to)
-{
-  Plan plan = plans[from];
-  for (int i = from; i > to; i--) {
-    plans[i] = plans[i - 1];
-  }
-  plans[to] = plan;
-}
-
 /* Bytes that the fullest rank lacks once the schedule's own slots are counted; 0: it fits. The planner counts the slots
    that an order should need, and orders of colocated systems can take a few more. */
 static int64_t lacks(Arena *arena, const Spec *spec, const Plan *plan, const Schedule *sched)
 {
   Plan copy = *plan;
-  copy.groups = arena_new_array(arena, PlanGroup, (size_t)plan->n_groups);
-  memcpy(copy.groups, plan->groups, (size_t)plan->n_groups * sizeof *copy.groups);
+  plan_copy_groups(arena, &copy);
   sched_memory(spec, sched, &copy);
   int64_t most = 0;
   for (int g = 0; g < copy.n_groups; g++) {
@@ -271,19 +267,24 @@ static int evaluate_own(Diag *diag, const Spec *own, int shape, SystemKind syste
   }
   e->ran = winner >= 0 && plan_check(diag, spec, &e->plan) && sched_check(diag, spec, &e->plan, &e->sched);
   if (e->ran) {
-    plan_set_step(spec, &e->plan, (double)e->sched.step_ns);
     sched_memory(spec, &e->sched, &e->plan);
   }
   return e->code = e->ran ? 0 : EXIT_REFUSED;
 }
 
-/* Plans with one group a side are plans of af_pipe, too: where the best of them wins it is taken. */
-static int evaluate_one(Diag *diag, const Spec *spec, int shape, SystemKind system, Evaluation *e)
+static void evaluate_heard(const Spec *, int shape, SystemKind, Evaluation *, int64_t *afd_ns);
+
+/* Plans with one group a side are plans of af_pipe, too: where the best of them wins it is taken. *afd_ns: the step of
+   the best of them, if they were looked at and one ran; or NULL. */
+static int evaluate_one(Diag *diag, const Spec *spec, int shape, SystemKind system, Evaluation *e, int64_t *afd_ns)
 {
   evaluate_own(diag, spec, shape, system, e);
   if (system == SYSTEM_AF_PIPE && e->ran && spec->plan.attention_stages <= 1 && spec->plan.ffn_stages <= 1) {
     Evaluation single;
-    evaluate_quietly(spec, shape, SYSTEM_AFD, &single);
+    evaluate_heard(spec, shape, SYSTEM_AFD, &single, NULL);
+    if (afd_ns && single.ran) {
+      *afd_ns = single.sched.step_ns;
+    }
     bool better = single.ran && single.sched.step_ns < e->sched.step_ns;
     Evaluation loser = better ? *e : single;
     if (better) {
@@ -298,7 +299,8 @@ static int evaluate_one(Diag *diag, const Spec *spec, int shape, SystemKind syst
   return e->code;
 }
 
-void evaluate_quietly(const Spec *spec, int shape, SystemKind system, Evaluation *e)
+/* The first error becomes the reason. */
+static void evaluate_heard(const Spec *spec, int shape, SystemKind system, Evaluation *e, int64_t *afd_ns)
 {
   if (system == SYSTEM_COMET && spec->plan.no_fused) {
     *e = (Evaluation){.arena = arena_new(), .system = system, .code = EXIT_REFUSED};
@@ -307,7 +309,7 @@ void evaluate_quietly(const Spec *spec, int shape, SystemKind system, Evaluation
   }
   Arena *words = arena_new();
   Listener *l = listener_new(words);
-  evaluate_one(l->diag, spec, shape, system, e);
+  evaluate_one(l->diag, spec, shape, system, e, afd_ns);
   const char *reason = listener_heard(words, l);
   if (!e->ran) {
     e->reason = arena_strndup(e->arena, reason, strlen(reason));
@@ -315,13 +317,23 @@ void evaluate_quietly(const Spec *spec, int shape, SystemKind system, Evaluation
   arena_free(words);
 }
 
+void evaluate_quietly(const Spec *spec, int shape, SystemKind system, Evaluation *e)
+{
+  evaluate_heard(spec, shape, system, e, NULL);
+}
+
 static int evaluate_auto(Diag *diag, const Spec *spec, int shape, Evaluation *best)
 {
   Outcome outcomes[SYSTEM_COUNT];
   Arena *words = arena_new();
+  int64_t afd_ns = 0;
   for (int s = 0; s < SYSTEM_COUNT; s++) {
     Evaluation e;
-    evaluate_quietly(spec, shape, (SystemKind)s, &e);
+    if (s == SYSTEM_AFD && afd_ns > 0) { /* af_pipe has looked at it, and is no slower */
+      outcomes[s] = (Outcome){.system = SYSTEM_AFD, .ran = true, .step_ns = afd_ns};
+      continue;
+    }
+    evaluate_heard(spec, shape, (SystemKind)s, &e, &afd_ns);
     outcomes[s] = (Outcome){.system = (SystemKind)s, .ran = e.ran, .step_ns = e.ran ? e.sched.step_ns : 0};
     if (e.reason) {
       outcomes[s].reason = arena_strndup(words, e.reason, strlen(e.reason));
@@ -335,7 +347,7 @@ static int evaluate_auto(Diag *diag, const Spec *spec, int shape, Evaluation *be
   }
   if (!best->ran) { /* the first system's error, in full */
     evaluation_free(best);
-    evaluate_one(diag, spec, shape, (SystemKind)0, best);
+    evaluate_one(diag, spec, shape, (SystemKind)0, best, NULL);
     for (int s = 1; s < SYSTEM_COUNT; s++) {
       diag_note(diag, (Span){0}, "%s: %s", plan_system_name((SystemKind)s), outcomes[s].reason);
     }
@@ -355,5 +367,5 @@ static int evaluate_auto(Diag *diag, const Spec *spec, int shape, Evaluation *be
 int evaluate_shape(Diag *diag, const Spec *spec, int shape, SystemKind system, Evaluation *e)
 {
   *e = (Evaluation){0};
-  return system == SYSTEM_AUTO ? evaluate_auto(diag, spec, shape, e) : evaluate_one(diag, spec, shape, system, e);
+  return system == SYSTEM_AUTO ? evaluate_auto(diag, spec, shape, e) : evaluate_one(diag, spec, shape, system, e, NULL);
 }

@@ -5,6 +5,9 @@
 #include "codegen/plan.h"
 #include "codegen/sched.h"
 
+/* Exit codes of what cannot run. */
+enum { EXIT_REFUSED = 1, EXIT_NO_PLAN = 3 };
+
 /* What became of one system under SYSTEM_AUTO. */
 typedef struct Outcome {
   SystemKind system;
@@ -17,7 +20,7 @@ typedef struct Evaluation {
   Arena *arena, *sched_arena; /* hold what is below, and die with evaluation_free() */
   SystemKind system;
   bool ran; /* plan and sched are filled in; else reason */
-  int code; /* 0, or the exit code: 1 refused, 3 no plan fits */
+  int code; /* 0, or the exit code */
   const char *reason;
   Plan plan; /* its step_ns, tokens_per_s and mfu are those of the schedule */
   Schedule sched;

@@ -3,12 +3,11 @@
 #include "codegen/joint.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "codegen/listener.h"
 #include "codegen/plan_shape.h"
 
-enum { EXIT_REFUSED = 1, EXIT_NO_PLAN = 3, MOST_PAIRS = 6 };
+enum { MOST_PAIRS = 6 };
 
 typedef struct Search {
   const Spec *spec;
@@ -34,10 +33,6 @@ static Joint joint_new(int n)
   j.scheds = arena_new_array(j.arena, Schedule, (size_t)n);
   j.sched_arenas = arena_new_array(j.arena, Arena *, (size_t)n);
   j.taken = arena_new_array(j.arena, bool, (size_t)n);
-  for (int i = 0; i < n; i++) {
-    j.sched_arenas[i] = NULL;
-    j.taken[i] = false;
-  }
   return j;
 }
 
@@ -63,8 +58,7 @@ static bool plan_all(Search *s, Diag *diag, const Spec *view, const Plan *base, 
     double least = (double)own->sched.step_ns;
     if (plan_same_layout(view, &own->plan, base)) {
       j->plans[i] = own->plan;
-      j->plans[i].groups = arena_new_array(j->arena, PlanGroup, (size_t)base->n_groups);
-      memcpy(j->plans[i].groups, own->plan.groups, (size_t)base->n_groups * sizeof *own->plan.groups);
+      plan_copy_groups(j->arena, &j->plans[i]);
       j->scheds[i] = own->sched;
       j->taken[i] = true;
     } else if (plan_for_shape(j->arena, diag, view, base, i, &j->plans[i])) {
@@ -122,14 +116,7 @@ static bool is_new(Search *s, const Plan *plan)
       return false;
     }
   }
-  if (s->n_seen == s->room) {
-    const Plan **old = s->seen;
-    s->room = s->room ? 2 * s->room : 32;
-    s->seen = arena_new_array(s->words, const Plan *, (size_t)s->room);
-    if (old) {
-      memcpy(s->seen, old, (size_t)s->n_seen * sizeof *old);
-    }
-  }
+  s->seen = arena_grow(s->words, s->seen, s->n_seen, &s->room, sizeof(const Plan *));
   s->seen[s->n_seen++] = plan;
   return true;
 }
@@ -272,7 +259,6 @@ int evaluate_joint(Diag *diag, const Spec *spec, SystemKind system, const Evalua
   int n = list_systems(&s, system, systems, bounds);
   int each = shapes + MOST_PAIRS;
   Evaluation *more = arena_new_array(s.words, Evaluation, (size_t)(SYSTEM_COUNT * each));
-  memset(more, 0, (size_t)(SYSTEM_COUNT * each) * sizeof *more);
   for (int i = 0; i < n && bounds[i] < s.best; i++) {
     try_system(&s, systems[i], joint, &more[i * each]);
   }
@@ -298,7 +284,7 @@ void joint_print(const Spec *spec, const Evaluation *own, const Joint *j, FILE *
 {
   const Plan *plan = &j->plans[0];
   fprintf(out, "one program for %d shapes: %s, %s, %d replica%s x %d ranks:", j->n, plan_system_name(plan->system),
-          plan->placement, plan->replicas, plan->replicas == 1 ? "" : "s", plan->replica_ranks);
+          plan_placement_name(plan->placement), plan->replicas, plan->replicas == 1 ? "" : "s", plan->replica_ranks);
   for (int g = 0; g < plan->n_groups; g++) {
     const PlanGroup *group = &plan->groups[g];
     bool run = g > 0 && group->n_ranks == group[-1].n_ranks && group->role == group[-1].role;
@@ -307,8 +293,7 @@ void joint_print(const Spec *spec, const Evaluation *own, const Joint *j, FILE *
       alike++;
     }
     if (!run) {
-      const char *side = group->role == PLAN_A ? "A" : group->role == PLAN_F ? "F" : "AF";
-      fprintf(out, "%s %d x %d %s", g ? "," : "", alike, group->n_ranks, side);
+      fprintf(out, "%s %d x %d %s", g ? "," : "", alike, group->n_ranks, plan_role_letters(group->role));
     }
   }
   fprintf(out, "\n");

@@ -57,16 +57,6 @@ static double q_width(const Spec *spec)
   return (double)spec->model.attention.heads * (mla ? spec->model.attention.v_dim : spec->model.attention.head_dim);
 }
 
-static double qkv_width(const Spec *spec)
-{
-  double nq = spec->model.attention.heads;
-  if (spec->model.attention.kind == ATTENTION_MLA) {
-    double dn = spec->model.attention.nope_dim, dr = spec->model.attention.rope_dim;
-    return spec->model.attention.q_lora + spec->model.attention.kv_lora + dr + nq * (2 * dn + dr) + q_width(spec);
-  }
-  return (nq + 2.0 * spec->model.attention.kv_heads) * spec->model.attention.head_dim;
-}
-
 static int64_t att_saved_bytes(const Spec *spec, const MemIn *in)
 {
   double t = (double)(in->att_seqs * in->seq), h = spec->model.hidden, k = spec->model.moe.top_k;
@@ -74,7 +64,7 @@ static int64_t att_saved_bytes(const Spec *spec, const MemIn *in)
   int b = cost_elem_bytes(spec);
   int64_t n = piece(1, 24) + piece(t * h, b) + piece(t * h, b) + 2 * piece(t, 4); /* head, x, a, norms */
   if (in->recompute != RECOMPUTE_FULL) {
-    n += piece(t * qkv_width(spec), b) + piece(t * q_width(spec), b) + piece(t * spec->model.attention.heads, 4);
+    n += piece(t * cost_qkv_width(spec), b) + piece(t * q_width(spec), b) + piece(t * spec->model.attention.heads, 4);
   }
   n += piece(t * e, 4) + piece(t * k, 4) + piece(in->att_seqs * e, 4) + piece(t * k, 2) + piece(t * k, 1);
   n += 2 * piece(in->n_src, 4) + piece(in->n_src * listed, 4);
@@ -91,7 +81,7 @@ static int64_t att_work_bytes(const Spec *spec, const MemIn *in)
 {
   double t = (double)(in->att_seqs * in->seq), h = spec->model.hidden;
   int b = cost_elem_bytes(spec);
-  return 2 * piece(t * h, b) + piece(t * qkv_width(spec), b) + piece(t * spec->model.moe.experts, 4);
+  return 2 * piece(t * h, b) + piece(t * cost_qkv_width(spec), b) + piece(t * spec->model.moe.experts, 4);
 }
 
 /* Rows and pairs that an FFN rank must have room for: everything, unless the spec declares an imbalance. */
@@ -168,7 +158,7 @@ static int64_t att_scratch_bytes(const Spec *spec, const MemIn *in, int roles)
   }
   double tile = group * (group <= 2 ? 64 : group <= 4 ? 32 : 16);
   int64_t n = 2 * piece(t * h, 4) + piece(t * q_width(spec), 4) + piece(t * spec->model.moe.top_k, 4);
-  n += cost_elem_bytes(spec) == 2 ? piece(t * qkv_width(spec), 4) : 0;
+  n += cost_elem_bytes(spec) == 2 ? piece(t * cost_qkv_width(spec), 4) : 0;
   n += piece((double)senders(in), SOURCE_BYTES) + 2 * piece(s * d / 2, 4) + 3 * piece(s * d * group, 4) +
        4 * piece(s * d, 4);
   return n + 2 * piece(tile * TILE_KEYS, 4) + piece(tile * d, 4) + 2 * piece(tile, 4);

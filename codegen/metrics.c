@@ -347,7 +347,7 @@ static void split_fused(const Spec *spec, const Plan *plan, const Schedule *sche
     s->overlapped_ns += moved > beyond ? moved - beyond : 0;
   }
   average(plan, m);
-  m->exposed_step_ns += m->whole.step_ns - m->whole.compute_ns - m->bubble_step_ns - m->exposed_step_ns;
+  m->exposed_step_ns = m->whole.step_ns - m->whole.compute_ns - m->bubble_step_ns;
 }
 
 /* ---- what travels ---- */
@@ -394,6 +394,11 @@ static Traffic traffic_of(const Spec *spec, const Plan *own, Dedup dedup)
   return t;
 }
 
+double traffic_sum(const Traffic *t)
+{
+  return t->dispatch + t->combine + t->p2p;
+}
+
 static void fill_memory(const Plan *plan, Metrics *m)
 {
   for (int g = 0; g < plan->n_groups; g++) {
@@ -401,7 +406,6 @@ static void fill_memory(const Plan *plan, Metrics *m)
     if (memory->total > m->peak_memory) {
       m->peak_memory = memory->total;
       m->memory_limit = memory->limit;
-      m->fullest = g;
     }
   }
 }

@@ -42,12 +42,14 @@ typedef struct Metrics {
   double exposed_step_ns, bubble_step_ns;
   double tokens_per_s, tokens_per_s_gpu, tokens_per_s_cluster_gpu, mfu; /* per GPU that works, per GPU of the cluster */
   int64_t peak_memory, memory_limit;                                    /* bytes on the fullest rank */
-  int fullest;                                                          /* its group */
   Traffic traffic;                                                      /* as planned */
   Traffic by_dedup[DEDUP_AUTO];                                         /* had the plan that dedup */
   int piped;        /* layers whose output goes on in a message of its own, of one micro-batch */
   double grad_tail; /* share of the step after the last micro-batch: gradients and optimizer */
 } Metrics;
+
+/* Of a token in all, over whatever links. */
+double traffic_sum(const Traffic *);
 
 void metrics_of(Arena *, const Spec *, const Plan *, const Schedule *, Metrics *);
 

@@ -25,8 +25,7 @@ void metrics_print(const Spec *spec, const Plan *plan, const Schedule *sched, co
   for (int g = 0; g < m->n_groups && g < MOST_GROUPS; g++) {
     const PlanGroup *group = &plan->groups[g];
     char name[32];
-    snprintf(name, sizeof name, "%s%s%d", group->role & PLAN_A ? "A" : "", group->role & PLAN_F ? "F" : "",
-             group->index);
+    snprintf(name, sizeof name, "%s%d", plan_role_letters(group->role), group->index);
     print_split(name, &m->groups[g], out);
   }
   if (m->n_groups > MOST_GROUPS) {

@@ -2,6 +2,7 @@
 
 #include "codegen/output.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -66,4 +67,50 @@ bool output_replace(Arena *arena, Diag *diag, const char *path, const void *byte
   }
   free(target);
   return ok;
+}
+
+void output_begin(Output *o)
+{
+  *o = (Output){0};
+  o->to = open_memstream(&o->text, &o->n);
+  if (!o->to) {
+    die("out of memory");
+  }
+}
+
+void output_drop(Output *o)
+{
+  fclose(o->to);
+  free(o->text);
+}
+
+bool output_finish(Output *o, Arena *arena, Diag *diag, const char *path)
+{
+  fflush(o->to);
+  bool ok = output_replace(arena, diag, path, o->text, o->n);
+  output_drop(o);
+  return ok;
+}
+
+void output_remove_folder(const char *path)
+{
+  Arena *arena = arena_new();
+  DIR *dir = opendir(path);
+  for (struct dirent *entry; dir && (entry = readdir(dir));) {
+    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) {
+      continue;
+    }
+    const char *inner = arena_printf(arena, "%s/%s", path, entry->d_name);
+    struct stat st;
+    if (lstat(inner, &st) == 0 && S_ISDIR(st.st_mode)) {
+      output_remove_folder(inner);
+    } else {
+      unlink(inner);
+    }
+  }
+  if (dir) {
+    closedir(dir);
+  }
+  rmdir(path);
+  arena_free(arena);
 }

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "lang/arena.h"
 #include "lang/diag.h"
@@ -12,8 +13,21 @@
    device or a pipe is written where it is. Reports what fails; the old file is then as it was. */
 bool output_replace(Arena *, Diag *, const char *path, const void *bytes, size_t n);
 
+/* A file in the making: all that is printed to `to` is what output_finish() puts in its place by output_replace(). */
+typedef struct Output {
+  FILE *to;
+  char *text;
+  size_t n;
+} Output;
+void output_begin(Output *);
+bool output_finish(Output *, Arena *, Diag *, const char *path);
+void output_drop(Output *);
+
 /* Writes a file that nobody reads yet, such as one in a temporary folder. */
 bool output_write(Diag *, const char *path, const void *bytes, size_t n);
+
+/* Removes a folder and all that it holds, as far as it can. */
+void output_remove_folder(const char *path);
 
 /* "cannot WHAT PATH: " and errno's text, as an error. Returns false. */
 bool output_fail(Diag *, const char *what, const char *path);

@@ -2,9 +2,7 @@
    HTML. Charts are in page_chart.c; timelines are data that page.js draws. */
 #include "codegen/page.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codegen/human.h"
@@ -92,24 +90,12 @@ static void print_systems_legend(const Comparison *c, FILE *out)
 
 /* ---- sections ---- */
 
-static const CompareRow *fastest(const Comparison *c, int point, int shape, const CompareRow *but)
-{
-  const CompareRow *best = NULL;
-  for (int k = 0; k < c->n_systems; k++) {
-    const CompareRow *row = compare_row(c, point, shape, k);
-    if (row->ran && row != but && (!best || row->metrics.whole.step_ns < best->metrics.whole.step_ns)) {
-      best = row;
-    }
-  }
-  return best;
-}
-
 static void print_verdicts(Arena *arena, const Comparison *c, FILE *out)
 {
   fprintf(out, "<ul class=\"verdicts\">\n");
   for (int i = 0; i < c->n_points * c->n_shapes && i < MAX_PANELS; i++) {
     int s = i / c->n_points, p = i % c->n_points;
-    const CompareRow *best = fastest(c, p, s, NULL), *next = fastest(c, p, s, best);
+    const CompareRow *best = compare_fastest(c, p, s, NULL), *next = compare_fastest(c, p, s, best);
     fprintf(out, "<li>");
     page_text(out, where_text(arena, c, p, s));
     if (!best) {
@@ -170,7 +156,7 @@ static void print_table(Arena *arena, const Comparison *c, FILE *out)
   fprintf(out, "<th class=\"left\">settings</th></tr></thead><tbody>\n");
   for (int s = 0; s < c->n_shapes; s++) {
     for (int p = 0; p < c->n_points; p++) {
-      const CompareRow *best = fastest(c, p, s, NULL);
+      const CompareRow *best = compare_fastest(c, p, s, NULL);
       fprintf(out, "<tr class=\"group\"><th colspan=\"%d\">", COLUMNS);
       page_text(out, where_text(arena, c, p, s));
       fprintf(out, "</th></tr>\n");
@@ -214,7 +200,6 @@ static void print_traffic(const Comparison *c, FILE *out)
       continue;
     }
     static const Dedup dedups[] = {DEDUP_FLAT, DEDUP_RANK, DEDUP_NODE};
-    static const char *const names[] = {[DEDUP_RANK] = "rank", [DEDUP_NODE] = "node", [DEDUP_FLAT] = "flat"};
     char text[HUMAN_MAX];
     const Traffic *flat = &row->metrics.by_dedup[DEDUP_FLAT];
     fprintf(out, "<tr><td>%s</td><td>%s</td>", plan_system_name(row->system), human_bytes(text, flat->dispatch));
@@ -222,10 +207,10 @@ static void print_traffic(const Comparison *c, FILE *out)
     fprintf(out, "<td>%s</td>", human_bytes(text, flat->p2p));
     for (int d = 0; d < 3; d++) {
       const Traffic *t = &row->metrics.by_dedup[dedups[d]];
-      fprintf(out, "<td>%s</td>", human_bytes(text, t->dispatch + t->combine + t->p2p));
+      fprintf(out, "<td>%s</td>", human_bytes(text, traffic_sum(t)));
       fprintf(out, "<td>%s</td>", human_bytes(text, t->nic));
     }
-    fprintf(out, "<td>%s</td><td>%s</td></tr>\n", names[row->plan.dedup],
+    fprintf(out, "<td>%s</td><td>%s</td></tr>\n", plan_dedup_name(row->plan.dedup),
             human_bytes(text, row->metrics.traffic.backward));
   }
   fprintf(out, "</tbody></table></div>\n");
@@ -247,7 +232,7 @@ static void print_lane(const DrawLane *lane, double unit, FILE *out)
   fputc(']', out);
 }
 
-static void print_timelines(Arena *arena, const Comparison *c, FILE *out)
+static void print_timelines(const Comparison *c, FILE *out)
 {
   fprintf(out, "<script type=\"application/json\" id=\"timelines\">{\"classes\":[");
   for (int i = 0; i < DRAW_COUNT; i++) {
@@ -277,7 +262,6 @@ static void print_timelines(Arena *arena, const Comparison *c, FILE *out)
     separator = ",\n";
   }
   fprintf(out, "\n]}</script>\n");
-  (void)arena;
 }
 
 static void print_timeline_section(Arena *arena, const Comparison *c, FILE *out)
@@ -302,7 +286,7 @@ static void print_timeline_section(Arena *arena, const Comparison *c, FILE *out)
                "out</button><button id=\"first\" type=\"button\">first 5 %%</button><button id=\"last\" "
                "type=\"button\">last 5 %%</button><button id=\"all\" type=\"button\">all</button></div>\n"
                "<div id=\"lanes\"></div><div id=\"tip\" role=\"tooltip\"></div>\n");
-  print_timelines(arena, c, out);
+  print_timelines(c, out);
 }
 
 /* ---- sweeps ---- */

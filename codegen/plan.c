@@ -2,8 +2,10 @@
    plan made from it is completed (micro-batches in flight by memory, times) and checked without the search's help. */
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "codegen/plan_int.h"
+#include "lang/spec_keys.h"
 #include "runtime/moe_layout.h"
 
 /* ---- what is missing ---- */
@@ -19,12 +21,11 @@ static void explain(Diag *diag, const Spec *spec, const Shortage *s)
     diag_note(diag, plan_span(spec, NULL), "smallest change: leave one of replicas, stages or GPUs to the planner");
     return;
   }
-  const char *who = s->role == PLAN_A ? "attention" : s->role == PLAN_F ? "FFN" : "attention and FFN";
   double need = (double)s->need / gib, have = (double)gpu->memory / gib;
   diag_error(diag, spec_span(spec, "gpu", "memory"),
              "no plan: GPU memory is %.4g GiB, but the leanest allocation needs %.4g GiB on its fullest %s rank "
              "(%.4g GiB too little)",
-             have, need, who, need - have);
+             have, need, plan_role_name(s->role), need - have);
   diag_note(diag, plan_span(spec, NULL),
             "that is %d replica%s of %d x %d attention and %d x %d FFN GPUs, with %s in flight", s->replicas,
             s->replicas == 1 ? "" : "s", s->p_att, s->att_n, s->p_ffn, s->ffn_n,
@@ -201,6 +202,13 @@ bool plan_solve(Arena *arena, Diag *diag, const Spec *spec, int shape, SystemKin
   return plan_candidates(arena, diag, spec, shape, system, plan, 1, infeasible) > 0;
 }
 
+double plan_now_ms(void)
+{
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
 static const struct {
   const char *name;
   bool colocated;
@@ -224,6 +232,49 @@ bool plan_system_colocated(SystemKind system)
 int plan_system_ways(SystemKind system)
 {
   return system < SYSTEM_COUNT ? systems[system].ways : 1;
+}
+
+const char *plan_placement_name(Placement placement)
+{
+  return key_rows[K_plan_placement].words.words[placement];
+}
+
+const char *plan_dedup_name(Dedup dedup)
+{
+  return key_rows[K_plan_dedup].words.words[dedup];
+}
+
+const char *plan_recompute_name(Recompute recompute)
+{
+  return key_rows[K_plan_recompute].words.words[recompute];
+}
+
+const char *plan_shard_name(OptShard shard)
+{
+  return key_rows[K_plan_optimizer_shard].words.words[shard];
+}
+
+const char *plan_role_letters(int role)
+{
+  return role == PLAN_A ? "A" : role == PLAN_F ? "F" : "AF";
+}
+
+const char *plan_role_name(int role)
+{
+  return role == PLAN_A ? "attention" : role == PLAN_F ? "FFN" : "attention and FFN";
+}
+
+int plan_nics(const Plan *plan, int role)
+{
+  int n = 0;
+  for (int k = 0; k < plan->n_nics; k++) {
+    for (int i = 0; i < plan->n_groups; i++) {
+      const PlanGroup *g = &plan->groups[i];
+      int rank = plan->nic_ranks[k] - g->first_rank;
+      n += (g->role & role) && rank >= 0 && rank < g->n_ranks;
+    }
+  }
+  return n;
 }
 
 int plan_way(const Plan *plan, int mb)

@@ -31,8 +31,8 @@ typedef struct PlanGroup {
 
 typedef struct Plan {
   const ShapeSpec *shape;
-  SystemKind system;     /* never SYSTEM_AUTO */
-  const char *placement; /* "separate", "mixed", "colocated" */
+  SystemKind system;   /* never SYSTEM_AUTO */
+  Placement placement; /* never PLACE_AUTO */
   int replicas;
   int p_att, p_ffn; /* groups of each side */
   int replica_ranks;
@@ -89,6 +89,19 @@ void plan_print_json(const Spec *, const Plan *, FILE *);
 const char *plan_system_name(SystemKind);
 bool plan_system_colocated(SystemKind);
 int plan_system_ways(SystemKind);
+
+/* The spec's words for what a plan has chosen. */
+const char *plan_placement_name(Placement);
+const char *plan_dedup_name(Dedup);
+const char *plan_recompute_name(Recompute);
+const char *plan_shard_name(OptShard);
+
+/* "A", "F" or "AF"; "attention", "FFN" or both. */
+const char *plan_role_letters(int role);
+const char *plan_role_name(int role);
+
+/* NICs of the groups of a role, by the first rank that uses each: one shared by two groups counts once. */
+int plan_nics(const Plan *, int role);
 
 /* Direction of a micro-batch; groups of a layer in a direction. */
 int plan_way(const Plan *, int mb);

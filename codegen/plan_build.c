@@ -291,15 +291,11 @@ void plan_set_batch(Plan *plan)
 
 void plan_build(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Choice *choice, Plan *plan)
 {
-  static const char *const names[] = {[PLACE_AUTO] = "separate",
-                                      [PLACE_SEPARATE] = "separate",
-                                      [PLACE_MIXED] = "mixed",
-                                      [PLACE_COLOCATED] = "colocated"};
   bool stages = plan_system_colocated(spec->plan.system);
   memset(plan, 0, sizeof *plan);
   plan->shape = shape;
   plan->system = spec->plan.system == SYSTEM_AUTO ? SYSTEM_AF_PIPE : spec->plan.system;
-  plan->placement = names[choice->place];
+  plan->placement = choice->place;
   plan->replicas = choice->replicas;
   plan->p_att = choice->att.p;
   plan->p_ffn = choice->ffn.p;

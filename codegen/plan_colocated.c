@@ -3,8 +3,6 @@
    closed form of the system's schedule ranks them, memory decides which stand. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "codegen/plan_stage.h"
 #include "runtime/moe_layout.h"
@@ -142,14 +140,7 @@ static bool aligned(const Search *s, const StageLayout *at)
 
 static void add(Search *s, const StageLayout *at)
 {
-  if (s->n == s->room) {
-    StageLayout *old = s->list;
-    s->room = s->room ? 2 * s->room : 256;
-    s->list = arena_new_array(s->arena, StageLayout, (size_t)s->room);
-    if (old) {
-      memcpy(s->list, old, (size_t)s->n * sizeof *old);
-    }
-  }
+  s->list = arena_grow(s->arena, s->list, s->n, &s->room, sizeof *s->list);
   s->list[s->n++] = *at;
 }
 
@@ -431,13 +422,6 @@ static void explain(Diag *diag, const Search *s)
             "smallest change: leave one of replicas, stages or expert_parallel to the planner");
 }
 
-static double now_ms(void)
-{
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
 int plan_colocated(Arena *arena, Diag *diag, const Spec *spec, const ShapeSpec *shape, Plan *plans, int most,
                    bool *infeasible)
 {
@@ -445,7 +429,7 @@ int plan_colocated(Arena *arena, Diag *diag, const Spec *spec, const ShapeSpec *
   if (!check_pins(diag, spec, shape)) {
     return 0;
   }
-  double begin = now_ms();
+  double begin = plan_now_ms();
   int n = 0;
   bool ok = true;
   Arena *scratch = arena_new(), *trial = arena_new();
@@ -478,7 +462,7 @@ int plan_colocated(Arena *arena, Diag *diag, const Spec *spec, const ShapeSpec *
     }
   }
   for (int i = 0; i < n; i++) {
-    plans[i].solver.ms = now_ms() - begin;
+    plans[i].solver.ms = plan_now_ms() - begin;
   }
   if (ok && n == 0) {
     *infeasible = true;

@@ -1,7 +1,6 @@
 /* What an allocation of a tuple may look like: ranks per group and NICs of each side; and the same as columns of the
    mixed-integer program. */
 #include <math.h>
-#include <string.h>
 
 #include "codegen/plan_price.h"
 #include "runtime/moe_layout.h"
@@ -97,14 +96,7 @@ bool space_mixed(const Space *s, const Tuple *t, int n, int m)
 
 static void add_column(Arena *arena, Columns *list, Column c)
 {
-  if (list->n == list->room) {
-    Column *old = list->v;
-    list->room = list->room ? 2 * list->room : 128;
-    list->v = arena_new_array(arena, Column, (size_t)list->room);
-    if (old) {
-      memcpy(list->v, old, (size_t)list->n * sizeof *old);
-    }
-  }
+  list->v = arena_grow(arena, list->v, list->n, &list->room, sizeof *list->v);
   list->v[list->n++] = c;
 }
 

@@ -84,11 +84,6 @@ SideView plan_side(const Spec *spec, const Plan *plan, int role)
 
 /* ---- words ---- */
 
-static const char *side_name(int role)
-{
-  return role == PLAN_A ? "attention" : role == PLAN_F ? "FFN" : "attention and FFN";
-}
-
 static double busy(const SideView *v)
 {
   return fmax(v->compute_ns, v->network_ns);
@@ -99,7 +94,7 @@ static void print_side(const SideView *v, FILE *out)
   char flops[HUMAN_MAX], bytes[HUMAN_MAX], ratio[HUMAN_MAX], turn[HUMAN_MAX], compute[HUMAN_MAX], network[HUMAN_MAX];
   char sustained[HUMAN_MAX];
   if (v->bytes <= 0) {
-    fprintf(out, "  %s: no message leaves a rank; compute of %s per layer and micro-batch\n", side_name(v->role),
+    fprintf(out, "  %s: no message leaves a rank; compute of %s per layer and micro-batch\n", plan_role_name(v->role),
             human_time(compute, v->compute_ns));
     return;
   }
@@ -107,7 +102,7 @@ static void print_side(const SideView *v, FILE *out)
       out,
       "  %s: %sFLOP on %s of %s traffic per rank and layer, intensity %s FLOP/byte\n"
       "    turning point %s FLOP/byte at the peak, %s at the sustained rate; compute %s, network %s: the %s binds\n",
-      side_name(v->role), human_count(flops, v->flops), human_bytes(bytes, v->bytes), v->nic ? "NIC" : "NVLink",
+      plan_role_name(v->role), human_count(flops, v->flops), human_bytes(bytes, v->bytes), v->nic ? "NIC" : "NVLink",
       human_count(ratio, v->intensity), human_count(turn, v->turning),
       human_count(sustained, v->flops / v->compute_ns * 1e9 / v->rate), human_time(compute, v->compute_ns),
       human_time(network, v->network_ns), v->compute_ns >= v->network_ns ? "compute" : "network");
@@ -127,8 +122,9 @@ static void print_balance(const Spec *spec, const Plan *plan, const SideView *a,
   const SideView *slow = att >= ffn ? a : f;
   char text[HUMAN_MAX], share[HUMAN_MAX];
   fprintf(out, "  the %s side sets the pace: %s per micro-batch, its %s; the %s side is busy %s of that\n",
-          side_name(slow->role), human_time(text, most), slow->compute_ns >= slow->network_ns ? "compute" : "network",
-          side_name(slow == a ? f->role : a->role), human_percent(share, fmin(att, ffn) / most));
+          plan_role_name(slow->role), human_time(text, most),
+          slow->compute_ns >= slow->network_ns ? "compute" : "network", plan_role_name(slow == a ? f->role : a->role),
+          human_percent(share, fmin(att, ffn) / most));
 }
 
 /* Rows per token and direction between nodes or ranks, as the plan sends them and without deduplication. */
@@ -176,11 +172,8 @@ static void print_memory(const Spec *spec, const Plan *plan, FILE *out)
   const MemoryTerms *m = &g->memory;
   char used[HUMAN_MAX], limit[HUMAN_MAX], left[HUMAN_MAX], state[HUMAN_MAX], acts[HUMAN_MAX];
   fprintf(out, "  memory: the fullest rank, of %s%d, uses %s of %s, %s left; %s of it is model state, %s activations\n",
-          g->role == PLAN_A   ? "A"
-          : g->role == PLAN_F ? "F"
-                              : "AF",
-          g->index, human_bytes(used, (double)m->total), human_bytes(limit, (double)m->limit),
-          human_bytes(left, (double)(m->limit - m->total)),
+          plan_role_letters(g->role), g->index, human_bytes(used, (double)m->total),
+          human_bytes(limit, (double)m->limit), human_bytes(left, (double)(m->limit - m->total)),
           human_bytes(state, (double)(m->weights + m->gradients + m->optimizer)),
           human_bytes(acts, (double)m->activations));
   fprintf(out, "    %s; optimizer state lies %s", kept[plan->recompute], shards[plan->optimizer_shard]);
@@ -215,7 +208,6 @@ static void print_layout(const Plan *p, FILE *out)
 /* The largest thing that is worse, of those a reader can do something about. */
 static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FILE *out)
 {
-  static const char *const again[] = {"no recomputation", "selective recomputation", "full recomputation", ""};
   SideView a0 = plan_side(spec, best, PLAN_A), a1 = plan_side(spec, next, PLAN_A);
   SideView f0 = plan_side(spec, best, PLAN_F), f1 = plan_side(spec, next, PLAN_F);
   double tokens0 = best->mb_seqs * (double)best->replicas, tokens1 = next->mb_seqs * (double)next->replicas;
@@ -225,7 +217,8 @@ static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FIL
   double pace1 = fmax(side_load(spec, next, &a1), side_load(spec, next, &f1)) / tokens1;
   char text[HUMAN_MAX];
   if (next->recompute != best->recompute) {
-    fprintf(out, "it has %s; ", again[next->recompute]);
+    fprintf(out, "it has %s recomputation; ",
+            next->recompute == RECOMPUTE_NONE ? "no" : plan_recompute_name(next->recompute));
   }
   if (next->optimizer_shard != best->optimizer_shard) {
     fprintf(out, "its optimizer state lies %s; ",
@@ -233,8 +226,8 @@ static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FIL
   }
   if (pace1 > pace0 * 1.002) {
     bool by_att = side_load(spec, next, &a1) >= side_load(spec, next, &f1);
-    fprintf(out, "its %s side is slower per token (%s of the chosen plan's)", side_name(by_att ? a1.role : f1.role),
-            human_percent(text, by_att ? att : ffn));
+    fprintf(out, "its %s side is slower per token (%s of the chosen plan's)",
+            plan_role_name(by_att ? a1.role : f1.role), human_percent(text, by_att ? att : ffn));
   } else if (next->replicas * next->replica_ranks != best->replicas * best->replica_ranks) {
     fprintf(out, "it uses %d GPUs instead of %d", next->replicas * next->replica_ranks,
             best->replicas * best->replica_ranks);

@@ -70,6 +70,9 @@ void plan_set_sides(const Spec *, Plan *);
 void plan_set_stage_sides(const Spec *, Plan *);
 int plan_deepest_run(const Spec *, const Plan *, int group);
 
+/* Of a clock that only runs forward. */
+double plan_now_ms(void);
+
 /* Nodes cut every replica at the same ranks. */
 bool plan_aligned(const Plan *);
 

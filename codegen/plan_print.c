@@ -4,11 +4,6 @@
 
 #include "codegen/plan_int.h"
 
-static const char *role_name(const PlanGroup *g)
-{
-  return g->role == PLAN_A ? "A" : g->role == PLAN_F ? "F" : "AF";
-}
-
 static bool has_layer(const Spec *spec, const Plan *plan, const PlanGroup *g, int layer)
 {
   for (int w = 0; w < plan->ways; w++) {
@@ -101,7 +96,7 @@ static void print_times(const Spec *spec, const Plan *plan, FILE *out)
     fullest = share > fullest ? share : fullest;
   }
   if (tight) {
-    fprintf(out, "; fullest memory: %s%d at %.0f %%", role_name(tight), tight->index, 100 * fullest);
+    fprintf(out, "; fullest memory: %s%d at %.0f %%", plan_role_letters(tight->role), tight->index, 100 * fullest);
   }
   fprintf(out, "\n");
 }
@@ -120,10 +115,6 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
 {
   static const char *const dedups[] = {
       [DEDUP_RANK] = "rank", [DEDUP_NODE] = "node", [DEDUP_FLAT] = "expert", [DEDUP_AUTO] = "auto"};
-  static const char *const again[] = {[RECOMPUTE_NONE] = "",
-                                      [RECOMPUTE_SELECTIVE] = "; selective recomputation",
-                                      [RECOMPUTE_FULL] = "; full recomputation",
-                                      [RECOMPUTE_AUTO] = ""};
   static const char *const shards[] = {[OPT_SHARD_HOLDERS] = "",
                                        [OPT_SHARD_NONE] = "; the whole optimizer on every holder",
                                        [OPT_SHARD_ALL] = "; optimizer state on all ranks",
@@ -132,9 +123,9 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
   int ranks = plan->replicas * plan->replica_ranks;
   fprintf(out, "plan of %s for shape %s (seq %lld, micro_batch %d, global_batch %d)\n", spec->model.name, shape->name,
           (long long)shape->seq, shape->micro_batch, shape->global_batch);
-  fprintf(out, "%s, %s: %d replica%s x %d ranks = %d of %d GPUs; ", plan_system_name(plan->system), plan->placement,
-          plan->replicas, plan->replicas == 1 ? "" : "s", plan->replica_ranks, ranks,
-          spec->cluster.nodes * spec->cluster.gpus);
+  fprintf(out, "%s, %s: %d replica%s x %d ranks = %d of %d GPUs; ", plan_system_name(plan->system),
+          plan_placement_name(plan->placement), plan->replicas, plan->replicas == 1 ? "" : "s", plan->replica_ranks,
+          ranks, spec->cluster.nodes * spec->cluster.gpus);
   if (plan->n_stages > 0) {
     fprintf(out, "%d pipeline rank%s of %d GPUs, the layers in %d run%s\n", plan->n_groups,
             plan->n_groups == 1 ? "" : "s", plan->groups[0].n_ranks, plan->n_stages, plan->n_stages == 1 ? "" : "s");
@@ -154,7 +145,10 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
   } else {
     fprintf(out, "at most %d in flight", plan->in_flight);
   }
-  fprintf(out, "%s%s\n\n", again[plan->recompute], shards[plan->optimizer_shard]);
+  if (plan->recompute != RECOMPUTE_NONE) {
+    fprintf(out, "; %s recomputation", plan_recompute_name(plan->recompute));
+  }
+  fprintf(out, "%s\n\n", shards[plan->optimizer_shard]);
 }
 
 void plan_print(const Spec *spec, const Plan *plan, FILE *out)
@@ -172,7 +166,7 @@ void plan_print(const Spec *spec, const Plan *plan, FILE *out)
     }
     print_layers(spec, plan, g, text);
     fclose(text);
-    snprintf(name, sizeof name, "%s%d", role_name(g), g->index);
+    snprintf(name, sizeof name, "%s%d", plan_role_letters(g->role), g->index);
     snprintf(span, sizeof span, g->n_ranks > 1 ? "%d..%d" : "%d", g->first_rank, g->first_rank + g->n_ranks - 1);
     fprintf(out, "%-6s %-9s %4d  %-28s", name, span, g->nics, layers);
     free(layers);
@@ -209,20 +203,6 @@ static json_t *sizes(const Plan *plan, int role)
   return list;
 }
 
-/* NICs by the side of the first rank that uses them: one shared by two groups counts once. */
-static json_int_t nics(const Plan *plan, int role)
-{
-  json_int_t n = 0;
-  for (int k = 0; k < plan->n_nics; k++) {
-    for (int i = 0; i < plan->n_groups; i++) {
-      const PlanGroup *g = &plan->groups[i];
-      int rank = plan->nic_ranks[k] - g->first_rank;
-      n += (g->role & role) && rank >= 0 && rank < g->n_ranks;
-    }
-  }
-  return n;
-}
-
 static json_t *memory_json(const MemoryTerms *m)
 {
   json_t *o = json_object();
@@ -249,7 +229,7 @@ static json_t *group_json(const Spec *spec, const Plan *plan, const PlanGroup *g
     }
   }
   json_object_set_new(o, "id", json_integer(g->id));
-  json_object_set_new(o, "role", json_string(role_name(g)));
+  json_object_set_new(o, "role", json_string(plan_role_letters(g->role)));
   json_object_set_new(o, "index", json_integer(g->index));
   json_object_set_new(o, "ranks", ranks);
   json_object_set_new(o, "layers", layers);
@@ -259,8 +239,6 @@ static json_t *group_json(const Spec *spec, const Plan *plan, const PlanGroup *g
 
 void plan_print_json(const Spec *spec, const Plan *plan, FILE *out)
 {
-  static const char *const recomputes[] = {"none", "selective", "full", "auto"};
-  static const char *const shards[] = {"holders", "none", "all", "auto"};
   json_t *o = json_object(), *groups = json_array(), *solver = json_object();
   json_object_set_new(o, "version", json_integer(1));
   json_object_set_new(o, "shape", json_string(plan->shape->name));
@@ -270,13 +248,13 @@ void plan_print_json(const Spec *spec, const Plan *plan, FILE *out)
   json_object_set_new(o, "p_ffn", json_integer(plan->p_ffn));
   json_object_set_new(o, "attention_gpus", sizes(plan, PLAN_A));
   json_object_set_new(o, "ffn_gpus", sizes(plan, PLAN_F));
-  json_object_set_new(o, "attention_nics", json_integer(nics(plan, PLAN_A)));
-  json_object_set_new(o, "ffn_nics", json_integer(nics(plan, PLAN_F)));
-  json_object_set_new(o, "placement", json_string(plan->placement));
+  json_object_set_new(o, "attention_nics", json_integer(plan_nics(plan, PLAN_A)));
+  json_object_set_new(o, "ffn_nics", json_integer(plan_nics(plan, PLAN_F)));
+  json_object_set_new(o, "placement", json_string(plan_placement_name(plan->placement)));
   json_object_set_new(o, "micro_batches", json_integer(plan->micro_batches));
   json_object_set_new(o, "in_flight", json_integer(plan->in_flight));
-  json_object_set_new(o, "recompute", json_string(recomputes[plan->recompute]));
-  json_object_set_new(o, "optimizer_shard", json_string(shards[plan->optimizer_shard]));
+  json_object_set_new(o, "recompute", json_string(plan_recompute_name(plan->recompute)));
+  json_object_set_new(o, "optimizer_shard", json_string(plan_shard_name(plan->optimizer_shard)));
   json_object_set_new(o, "t_attention_ns", json_real(plan->t_att_ns));
   json_object_set_new(o, "t_ffn_ns", json_real(plan->t_ffn_ns));
   json_object_set_new(o, "step_ns", json_real(plan->step_ns));

@@ -135,10 +135,7 @@ static void draw_point(const Frame *f, const SideView *views, const Plan *plans,
   }
   fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4.5\" fill=\"%s\"><title>", x, y, colours[colour]);
   escape(out, shape);
-  fprintf(out, ", %s: %s FLOP/byte, %sFLOP/s, bound by %s</title></circle>",
-          v->role == PLAN_A   ? "attention"
-          : v->role == PLAN_F ? "FFN"
-                              : "attention and FFN",
+  fprintf(out, ", %s: %s FLOP/byte, %sFLOP/s, bound by %s</title></circle>", plan_role_name(v->role),
           human_count(ratio, v->intensity), human_count(flops, reached(v)),
           v->compute_ns >= v->network_ns ? "compute" : "the network");
   fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" font-size=\"11\" fill=\"%s\">", x + 7,

@@ -4,9 +4,7 @@
    that wins is then solved as the mixed-integer program it is (plan_milp.c), which must agree. Ties: fewest ranks, then
    the first tuple. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "codegen/plan_price.h"
 #include "runtime/moe_layout.h"
@@ -299,8 +297,7 @@ int plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *lis
   Search s = {.arena = out, .space = {arena_new(), spec, shape, plan_nodes(spec)}};
   Price *p = arena_new_of(out, Price);
   Kept kept = {.list = list, .most = most};
-  struct timespec begin, end;
-  clock_gettime(CLOCK_MONOTONIC, &begin);
+  double begin = plan_now_ms();
   int n_tuples = 0;
   Tuple *tuples = tuples_list(out, spec, shape, &n_tuples);
   kept.ranks = arena_new_array(out, int, (size_t)most + 1);
@@ -328,11 +325,11 @@ int plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *lis
   } else {
     measure_shortage(&s, p, tuples, n_tuples, shortage);
   }
-  clock_gettime(CLOCK_MONOTONIC, &end);
+  double ms = plan_now_ms() - begin;
   for (int i = 0; i < kept.n; i++) {
     list[i].proved = list[0].proved;
     list[i].gap = list[0].gap;
-    list[i].ms = (double)(end.tv_sec - begin.tv_sec) * 1e3 + (double)(end.tv_nsec - begin.tv_nsec) / 1e6;
+    list[i].ms = ms;
   }
   arena_free(s.space.arena);
   return kept.n;

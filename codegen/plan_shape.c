@@ -32,6 +32,13 @@ static double rough_step_ns(const Spec *spec, const Plan *plan)
   return plan_bottleneck_ns(spec, plan) * plan->micro_batches;
 }
 
+void plan_copy_groups(Arena *arena, Plan *plan)
+{
+  PlanGroup *own = arena_new_array(arena, PlanGroup, (size_t)plan->n_groups);
+  memcpy(own, plan->groups, (size_t)plan->n_groups * sizeof *own);
+  plan->groups = own;
+}
+
 bool plan_for_shape(Arena *arena, Diag *diag, const Spec *spec, const Plan *base, int shape, Plan *out)
 {
   Spec *view = arena_new_of(arena, Spec);
@@ -39,8 +46,7 @@ bool plan_for_shape(Arena *arena, Diag *diag, const Spec *spec, const Plan *base
   view->plan.system = base->system;
   *out = *base;
   out->shape = &spec->shapes[shape];
-  out->groups = arena_new_array(arena, PlanGroup, (size_t)base->n_groups);
-  memcpy(out->groups, base->groups, (size_t)base->n_groups * sizeof *out->groups);
+  plan_copy_groups(arena, out);
   if (out->replicas > out->shape->global_batch) {
     diag_error(diag, out->shape->span, "no plan: %d replicas share a step of %d sequences: some replica would get none",
                out->replicas, out->shape->global_batch);

@@ -9,6 +9,9 @@
    after an error where the shape cannot run that way. */
 bool plan_for_shape(Arena *, Diag *, const Spec *, const Plan *base, int shape, Plan *out);
 
+/* Gives a copy of a plan groups of its own: their memory and slots are what changes. */
+void plan_copy_groups(Arena *, Plan *);
+
 /* Whether every weight lies on the same ranks; and whether the plans differ at all but for their shape. */
 bool plan_same_placement(const Spec *, const Plan *, const Plan *);
 bool plan_same_layout(const Spec *, const Plan *, const Plan *);

@@ -9,11 +9,6 @@
 
 #include "runtime/moe_layout.h"
 
-static double min2(double a, double b)
-{
-  return a < b ? a : b;
-}
-
 static double max2(double a, double b)
 {
   return a > b ? a : b;
@@ -95,10 +90,10 @@ static double chunked(double dispatch, double ffn, double combine, int d)
   return max2(max2(dispatch + combine, a + f + combine), max2(a + ffn + c, dispatch + f + c));
 }
 
-/* The experts with a message inside each of their two products, of which 86.5 % is hidden as far as it fits. */
+/* The experts with a message inside each of their two products. */
 static double fused(double in, double ffn, double out)
 {
-  return ffn + in + out - 0.865 * (min2(ffn * 2 / 3, in) + min2(ffn / 3, out));
+  return ffn + in + out - cost_hidden(ffn, in, out);
 }
 
 /* Forward and backward of one MoE layer of an un-merged stage. */
@@ -162,7 +157,7 @@ static Stage stage_of(const Spec *spec, const StageLayout *at, const StageTimes 
   Stage st = {.f = n_dense * t->dense_fwd + n * layer_fwd(system, t),
               .b = n_dense * (t->dense_dgrad + t->dense_wgrad) + n * layer_bwd(system, t),
               .w = n_dense * t->dense_wgrad + n * (t->att_wgrad + t->ffn_wgrad)};
-  bool dual = system == SYSTEM_DUALPIPE || system == SYSTEM_DUALPIPEV;
+  bool dual = stage_dual(system);
   if (dual || system == SYSTEM_MEGATRON_OVERLAP) {
     st.pair = n_dense * (t->dense_fwd + t->dense_dgrad + t->dense_wgrad);
     st.pair += stage_merged_ns(t, (int)n, dual ? tax : 0);
@@ -257,15 +252,14 @@ static double tail_ns(const Spec *spec, const StageLayout *at, const StageTimes 
 
 double stage_step_ns(const Spec *spec, const StageLayout *at, const StageTimes *t)
 {
-  bool dual = spec->plan.system == SYSTEM_DUALPIPE || spec->plan.system == SYSTEM_DUALPIPEV;
-  double ns = dual ? dual_ns(spec, at, t) : interleaved_ns(spec, at, t);
+  double ns = stage_dual(spec->plan.system) ? dual_ns(spec, at, t) : interleaved_ns(spec, at, t);
   return ns + (spec->costs.given ? 0 : tail_ns(spec, at, t));
 }
 
 int stage_live_bound(SystemKind system, const StageLayout *at, int rank)
 {
   int p = at->p, v = at->virtual_stages, n = at->micro_batches * v;
-  if (system == SYSTEM_DUALPIPE || system == SYSTEM_DUALPIPEV) {
+  if (stage_dual(system)) {
     return system == SYSTEM_DUALPIPE ? p + 1 : 2 * p + 1;
   }
   int warm = v == 1 ? p - rank - 1 : 2 * (p - rank - 1) + (v - 1) * at->mb_group;

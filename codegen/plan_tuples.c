@@ -2,7 +2,6 @@
    can be at best. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "codegen/plan_price.h"
 #include "runtime/moe_layout.h"
@@ -57,14 +56,7 @@ static IntList stage_numbers(Listing *s, int layers, int pinned)
 
 static void add_tuple_as(Listing *s, Tuple t)
 {
-  if (s->n_tuples == s->room) {
-    Tuple *old = s->tuples;
-    s->room = s->room ? 2 * s->room : 256;
-    s->tuples = arena_new_array(s->arena, Tuple, (size_t)s->room);
-    if (old) {
-      memcpy(s->tuples, old, (size_t)s->n_tuples * sizeof *old);
-    }
-  }
+  s->tuples = arena_grow(s->arena, s->tuples, s->n_tuples, &s->room, sizeof *s->tuples);
   t.index = s->n_tuples;
   s->tuples[s->n_tuples++] = t;
 }

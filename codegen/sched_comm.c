@@ -82,12 +82,11 @@ static void add_task(const SchedNet *net, const SchedTimes *times, SchedRecs *re
   rec.end = times->end[id];
   rec.op = sched_op(sched_kind(task), layer, sched_mb(net, id));
   rec.op.chunk = (int16_t)sched_chunk(net, id);
+  rec.op.edge = (uint8_t)sched_edge(task);
   if (task < TASK_DISPATCH) {
-    rec.op.edge = (uint8_t)sched_edge(task);
     recs->by_task[id] = sched_add(recs, rec);
     return;
   }
-  rec.op.edge = (uint8_t)sched_edge(task);
   rec.op.peer = (int16_t)sched_dst(net, task, layer, way);
   rec.end = times->sent[id];
   recs->by_task[id] = sched_add(recs, rec);
@@ -124,8 +123,9 @@ static void link_tasks(const SchedNet *net, SchedRecs *recs, int32_t id)
           recs->recv_of[sched_id(net, TASK_DISPATCH, sched_layer(net, id), sched_mb(net, id), sched_chunk(net, id))]);
     }
   }
-  if (task >= TASK_DISPATCH && net->marks && (net->marks[id] & MARK_HELD) && sched_holder(net, id) >= 0) {
-    sched_wait(recs, recs->by_task[id], recs->by_task[sched_holder(net, id)]);
+  int32_t holder = sched_holder(net, id);
+  if (holder >= 0) {
+    sched_wait(recs, recs->by_task[id], recs->by_task[holder]);
   }
 }
 

@@ -170,15 +170,15 @@ int sched_chunks(const SchedNet *, SchedTask);
 /* Tasks that read what this one makes, weight gradients included; returns how many. In a fixed order. */
 int sched_nexts(const SchedNet *, int32_t id, int32_t next[SCHED_MAX_NEXT]);
 /* How many tasks must be done before this one can begin: those that have it among their nexts, and one more for a held
-   message. */
+   message. Of EMBED_FWD, which has none, 1. */
 int sched_n_before(const SchedNet *, int32_t id);
 /* Hops whose messages this task gives back when it is done: those it reads. Of a relay's dispatch that is FORWARD,
    which packs from it. Returns how many. */
 int sched_frees(const SchedNet *, int32_t id, int32_t hops[SCHED_MAX_CHUNKS]);
-/* The weight gradient for which a message waits when it is held: that of the input gradient it carries; or -1. The
-   message that a weight gradient would hold (FORWARD_B or DISPATCH_B, COMBINE_B or PIPE_B; first chunk), or -1. */
-int32_t sched_holder(const SchedNet *, int32_t message);
-int32_t sched_held(const SchedNet *, int32_t wgrad);
+/* The weight gradient for which a held message waits: that of the op that made it; -1 of all other tasks. Messages that
+   a weight gradient may hold: those of the input gradient before it; returns how many. */
+int32_t sched_holder(const SchedNet *, int32_t id);
+int sched_holds(const SchedNet *, int32_t wgrad, int32_t hops[SCHED_MAX_CHUNKS]);
 
 /* Modelled time of a compute or helper task; cost of a hop. */
 int64_t sched_op_ns(const SchedNet *, int32_t id);

@@ -220,7 +220,6 @@ int sched_nexts(const SchedNet *net, int32_t id, int32_t next[SCHED_MAX_NEXT])
   }
 }
 
-/* Hops of which this task is the reader: see sched_nexts(). */
 int sched_frees(const SchedNet *net, int32_t id, int32_t hops[SCHED_MAX_CHUNKS])
 {
   int layer = sched_layer(net, id), mb = sched_mb(net, id), way = sched_way(net, mb);
@@ -264,61 +263,38 @@ int sched_frees(const SchedNet *net, int32_t id, int32_t hops[SCHED_MAX_CHUNKS])
   }
 }
 
-static bool reads_pipe(const SchedNet *net, int layer, int way)
-{
-  return layer > 0 && net->piped[sched_at(net, way, layer - 1)];
-}
-
 int sched_n_before(const SchedNet *net, int32_t id)
 {
-  int layer = sched_layer(net, id), way = sched_way(net, sched_mb(net, id));
-  switch (sched_task(net, id)) {
-  case TASK_EMBED_FWD:
-    return 0;
-  case TASK_ATT_FWD:
-  case TASK_HEAD:
-    return layer == 0 || reads_pipe(net, layer, way) ? 1 : net->chunks;
-  case TASK_JOIN_FWD:
-    return net->chunks;
-  case TASK_ATT_DGRAD:
-    return is_dense(net, layer) ? 1 : net->chunks;
-  default:
-    return 1 + (net->marks && (net->marks[id] & MARK_HELD) && sched_holder(net, id) >= 0);
-  }
+  int32_t hops[SCHED_MAX_CHUNKS];
+  int n = sched_frees(net, id, hops);
+  return (n ? n : 1) + (sched_holder(net, id) >= 0); /* without a message to read it follows one op */
 }
 
 int32_t sched_holder(const SchedNet *net, int32_t id)
 {
-  int layer = sched_layer(net, id), mb = sched_mb(net, id), way = sched_way(net, mb);
-  bool relayed = layer < net->n_layers && net->relayed[sched_at(net, way, layer)];
-  switch (sched_task(net, id)) {
-  case TASK_FORWARD_B:
-    return after(net, id, TASK_FFN_WGRAD);
-  case TASK_DISPATCH_B:
-    return relayed ? -1 : after(net, id, TASK_FFN_WGRAD);
-  case TASK_COMBINE_B: /* a join's or the head's have no weight gradient of their own */
-    return net->piped[sched_at(net, way, layer)] || layer + 1 == net->n_layers
-               ? -1
-               : sched_id(net, TASK_ATT_WGRAD, layer + 1, mb, 0);
-  case TASK_PIPE_B:
-    return layer + 1 == net->n_layers ? -1 : sched_id(net, TASK_ATT_WGRAD, layer + 1, mb, 0);
-  default:
+  if (!net->marks || !(net->marks[id] & MARK_HELD)) {
     return -1;
   }
+  SchedTask task = sched_task(net, id);
+  return task == TASK_FORWARD_B || task == TASK_DISPATCH_B
+             ? after(net, id, TASK_FFN_WGRAD)
+             : sched_id(net, TASK_ATT_WGRAD, sched_layer(net, id) + 1, sched_mb(net, id), 0);
 }
 
-int32_t sched_held(const SchedNet *net, int32_t id)
+int sched_holds(const SchedNet *net, int32_t id, int32_t hops[SCHED_MAX_CHUNKS])
 {
-  int layer = sched_layer(net, id), mb = sched_mb(net, id), way = sched_way(net, mb);
-  switch (sched_task(net, id)) {
-  case TASK_FFN_WGRAD:
-    return after(net, id, net->relayed[sched_at(net, way, layer)] ? TASK_FORWARD_B : TASK_DISPATCH_B);
-  case TASK_ATT_WGRAD:
-    return layer == 0 ? -1
-                      : sched_id(net, reads_pipe(net, layer, way) ? TASK_PIPE_B : TASK_COMBINE_B, layer - 1, mb, 0);
-  default:
-    return -1;
+  SchedTask task = sched_task(net, id);
+  if (task != TASK_FFN_WGRAD && task != TASK_ATT_WGRAD) {
+    return 0;
   }
+  int32_t next[SCHED_MAX_NEXT];
+  int n = sched_nexts(net, after(net, id, task == TASK_FFN_WGRAD ? TASK_FFN_DGRAD : TASK_ATT_DGRAD), next), held = 0;
+  for (int i = 0; i < n; i++) {
+    if (sched_task(net, next[i]) >= TASK_DISPATCH) {
+      hops[held++] = next[i];
+    }
+  }
+  return held;
 }
 
 MoeOpKind sched_kind(SchedTask task)
@@ -445,20 +421,15 @@ static double merged_factor(const Spec *spec)
   return spec->costs.given ? 1 : tax > 0 ? 1 / (1 - tax) : 132.0 / 112;
 }
 
-/* Comet runs dispatch under the first grouped product and combine under the second, tile by tile, and hides 86.5 % of
-   what fits under them (arXiv 2502.19811, measured on one node; SwiGLU has two thirds of its work in the first
-   product). The rest becomes part of the op's time, and the messages themselves then take none. `after`: work that may
-   fill the window, too: the weight gradients behind the input gradient. Kind to Comet: nothing is charged for the
-   processors that move the data. */
+/* What of Comet's messages is not hidden under the experts becomes part of the op's time, and the messages themselves
+   then take none. `after`: work that may fill the window, too: the weight gradients behind the input gradient. */
 static void fold_messages(SchedNet *net, SchedTask op, SchedTask after, SchedTask in, SchedTask out)
 {
-  const double hidden = 0.865;
   for (int at = 0; at < net->ways * (net->n_layers + 1); at++) {
     double f = (double)net->op_ns[op][at], d = (double)net->msg[in][at].ns, c = (double)net->msg[out][at].ns;
     double window = f + (after == op ? 0 : (double)net->op_ns[after][at]);
     if (f > 0) {
-      double under = fmin(window * 2 / 3, d) + fmin(window / 3, c);
-      net->op_ns[op][at] = at_least_1(llround(f + d + c - hidden * under));
+      net->op_ns[op][at] = at_least_1(llround(f + d + c - cost_hidden(window, d, c)));
     }
   }
 }

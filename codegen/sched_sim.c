@@ -305,10 +305,11 @@ static void finish(Sim *sim, int32_t id)
   if (task < TASK_FFN_WGRAD || task > TASK_EMBED_WGRAD) {
     return;
   }
-  int32_t held = net->marks ? sched_held(net, id) : -1;
-  for (int i = 0; held >= 0 && i < (task == TASK_FFN_WGRAD ? 1 : sched_chunks(net, sched_task(net, held))); i++) {
-    if ((net->marks[held + i] & MARK_HELD) && sched_holder(net, held + i) == id) {
-      come(sim, held + i);
+  int32_t hops[SCHED_MAX_CHUNKS];
+  n = net->marks ? sched_holds(net, id, hops) : 0;
+  for (int i = 0; i < n; i++) {
+    if (net->marks[hops[i]] & MARK_HELD) {
+      come(sim, hops[i]);
     }
   }
   if (--sim->left[sched_mb(net, id)] == 0) {

@@ -55,13 +55,10 @@ static void put(Expand *e, SchedTask task, int layer, int mb, uint8_t marks)
 /* The messages that carry what the input gradient before this weight gradient made wait for it, too. */
 static void hold(Expand *e, SchedTask wgrad, int layer, int mb, int chunk)
 {
-  int32_t message = sched_held(e->net, sched_id(e->net, wgrad, layer, mb, chunk));
-  if (message < 0) {
-    return;
-  }
-  int n = wgrad == TASK_FFN_WGRAD ? 1 : sched_chunks(e->net, sched_task(e->net, message));
+  int32_t hops[SCHED_MAX_CHUNKS];
+  int n = sched_holds(e->net, sched_id(e->net, wgrad, layer, mb, chunk), hops);
   for (int i = 0; i < n; i++) {
-    e->marks[message + i] |= MARK_HELD;
+    e->marks[hops[i]] |= MARK_HELD;
   }
 }
 

@@ -67,8 +67,7 @@ static Held held_at(const SchedNet *net, int i)
 
 static int64_t op_ns(const SchedNet *net, MoeOpKind kind, const Held *held)
 {
-  int64_t ns = cost_bucket_op_ns(net->spec, net->plan, kind, held->kind, held->layer);
-  return ns < 1 ? 1 : ns;
+  return cost_bucket_op_ns(net->spec, net->plan, kind, held->kind, held->layer);
 }
 
 static int32_t later(const Tail *tail, int32_t a, int32_t b)
@@ -167,7 +166,6 @@ static void exchange(Tail *tail, MoeEdge edge, const Held *held, const int32_t *
     start = later_ns(start, tail->port_free[held->groups[k]]);
   }
   int64_t ns = cost_bucket_msg(tail->net->spec, tail->net->plan, edge, held->kind, held->layer).ns;
-  ns = ns < 1 ? 1 : ns;
   for (int k = 0; k < held->n_groups; k++) {
     tail->port_free[held->groups[k]] = start + ns;
     int32_t send = add_message(tail, MOE_OP_SEND, edge, held, held->groups[k], start, ns, slot, use);
@@ -204,8 +202,6 @@ static void reduce_bucket(Tail *tail, const Held *held)
     tail->last[group] = add_op(tail, MOE_OP_GRAD_REDUCE, held, group, start, ns);
     if (recvs[k] >= 0) {
       sched_release(tail->recs, tail->last[group], recvs[k]);
-    }
-    if (recvs[k] >= 0) {
       free_slot(tail, held, tail->recs->recs[recvs[k]].op.slot, start + ns);
     }
   }

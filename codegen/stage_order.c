@@ -8,7 +8,7 @@ static int min(int a, int b)
   return a < b ? a : b;
 }
 
-static bool bidirectional(SystemKind system)
+bool stage_dual(SystemKind system)
 {
   return system == SYSTEM_DUALPIPE || system == SYSTEM_DUALPIPEV;
 }
@@ -56,12 +56,7 @@ static const char *refuses_interleaved(Arena *arena, const StageIn *in, const ch
 
 const char *stage_refuses(Arena *arena, const StageIn *in)
 {
-  static const char *const names[] = {
-#define SYSTEM(id, name, colocated, ways, doc) name,
-#include "lang/systems.def"
-#undef SYSTEM
-  };
-  const char *name = names[in->system];
+  const char *name = plan_system_name(in->system);
   int p = in->ranks, m = in->micro_batches;
   if (p < 1) {
     return arena_printf(arena, "%s: %d pipeline ranks, at least 1", name, p);
@@ -69,7 +64,7 @@ const char *stage_refuses(Arena *arena, const StageIn *in)
   if (m < 1) {
     return arena_printf(arena, "%s: %d micro-batches, at least 1", name, m);
   }
-  if (!bidirectional(in->system)) {
+  if (!stage_dual(in->system)) {
     return refuses_interleaved(arena, in, name);
   }
   if (in->system == SYSTEM_DUALPIPE && p % 2) {
@@ -86,7 +81,7 @@ const char *stage_refuses(Arena *arena, const StageIn *in)
 
 int stage_count(const StageIn *in)
 {
-  if (bidirectional(in->system)) {
+  if (stage_dual(in->system)) {
     return in->system == SYSTEM_DUALPIPE ? in->ranks : 2 * in->ranks;
   }
   return in->ranks * in->virtual_stages;
@@ -234,7 +229,7 @@ static void dualpipev(const StageIn *in, int rank, StageOrder *order)
 StageOrder *stage_orders(Arena *arena, const StageIn *in)
 {
   StageOrder *orders = arena_new_array(arena, StageOrder, (size_t)in->ranks);
-  size_t held = in->system == SYSTEM_DUALPIPE || in->system == SYSTEM_DUALPIPEV ? 2 : (size_t)in->virtual_stages;
+  size_t held = stage_dual(in->system) ? 2 : (size_t)in->virtual_stages;
   for (int rank = 0; rank < in->ranks; rank++) {
     StageOrder *order = &orders[rank];
     order->steps = arena_new_array(arena, StageStep, 3 * held * (size_t)in->micro_batches);

@@ -39,6 +39,9 @@ typedef struct StageIn {
 /* What a colocated system's plan asks for. */
 StageIn stage_in(const Plan *);
 
+/* DualPipe and DualPipeV: micro-batches from two sides, forwards and backwards merged. */
+bool stage_dual(SystemKind);
+
 /* NULL if the system can run this, else why it cannot, with both numbers: "dualpipe: 6 micro-batches, at least 8 (twice
    the pipeline ranks)". */
 const char *stage_refuses(Arena *, const StageIn *);

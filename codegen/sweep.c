@@ -1,9 +1,9 @@
 /* Sweeps: a key of the spec takes each of several values. The key is set in the parsed file and the spec is built
    again, so a swept value is read, checked and reported like one that stands in the file. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "codegen/compare.h"
+#include "codegen/listener.h"
 #include "lang/spec_keys.h"
 
 /* Keys that can be swept: what the option calls them, and where they stand. */
@@ -236,33 +236,13 @@ static bool set_key(Arena *arena, Diag *diag, AstFile *file, const SweepKey *whi
 
 /* ---- points ---- */
 
-/* The number that a value begins with, in base units. */
-static double magnitude(const char *value, int index)
-{
-  char digits[64] = "";
-  size_t n = strspn(value, "0123456789.");
-  if (n == 0 || n >= sizeof digits) {
-    return index;
-  }
-  memcpy(digits, value, n);
-  const char *unit = value + n + strspn(value + n, " ");
-  Number number;
-  if (number_read(digits, *unit ? unit_find(unit, strlen(unit)) : NULL, &number) != NUM_OK) {
-    return index;
-  }
-  return number.d;
-}
-
 /* Without a word if it is right, as warnings about the file have been given. */
 static bool build_spec(Arena *arena, Diag *diag, const AstFile *file, const char *shapes, Spec *spec)
 {
-  char *text = NULL;
-  size_t n = 0;
-  FILE *unread = open_memstream(&text, &n);
-  Diag *quiet = diag_new(arena, unread);
-  bool ok = spec_build(arena, quiet, file, spec) && (!shapes || spec_select_shapes(arena, quiet, spec, shapes));
-  fclose(unread);
-  free(text);
+  Listener *quiet = listener_new(arena);
+  bool ok =
+      spec_build(arena, quiet->diag, file, spec) && (!shapes || spec_select_shapes(arena, quiet->diag, spec, shapes));
+  listener_heard(arena, quiet);
   return ok || (spec_build(arena, diag, file, spec) && (!shapes || spec_select_shapes(arena, diag, spec, shapes)));
 }
 
@@ -275,7 +255,6 @@ static bool make_point(Arena *arena, Diag *diag, AstFile *file, const Axis *axes
   }
   point->keys = arena_new_array(arena, const char *, (size_t)total + 1);
   point->values = arena_new_array(arena, const char *, (size_t)total + 1);
-  point->numbers = arena_new_array(arena, double, (size_t)total + 1);
   Change *changes = NULL;
   /* with auto, every pin may stand: each system takes those that concern it */
   bool ok = set_key(arena, diag, file, &(SweepKey){"schedule", "plan", NULL, "schedule"}, "auto", &changes);
@@ -289,8 +268,7 @@ static bool make_point(Arena *arena, Diag *diag, AstFile *file, const Axis *axes
     for (int k = 0; k < axes[a].n_keys && ok; k++) {
       const char *value = axes[a].values[chosen[a]][k];
       point->keys[point->n] = keys[axes[a].keys[k]].name;
-      point->values[point->n] = value;
-      point->numbers[point->n++] = magnitude(value, chosen[a]);
+      point->values[point->n++] = value;
       ok = set_key(arena, diag, file, &keys[axes[a].keys[k]], value, &changes);
     }
   }

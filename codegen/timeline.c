@@ -14,7 +14,7 @@ static const struct {
     [DRAW_PIPE] = {"stage to stage", "#d45d79"},  [DRAW_EXCHANGE] = {"gradients, weights", "#bfb6a8"},
 };
 
-DrawClass draw_class(const MoeOp *op)
+static DrawClass draw_class(const MoeOp *op)
 {
   switch ((MoeOpKind)op->kind) {
   case MOE_OP_EMBED_FWD:
@@ -55,7 +55,7 @@ const char *draw_name(DrawClass c)
   return classes[c].name;
 }
 
-int draw_lane(const MoeOp *op)
+static int draw_lane(const MoeOp *op)
 {
   return op->stream == MOE_STREAM_SEND ? LANE_SEND : op->stream == MOE_STREAM_RECV ? LANE_RECV : LANE_COMPUTE;
 }

@@ -17,12 +17,10 @@ typedef enum DrawClass {
   DRAW_COUNT
 } DrawClass;
 
-DrawClass draw_class(const MoeOp *);
 const char *draw_colour(DrawClass); /* "#rrggbb" */
 const char *draw_name(DrawClass);
 
 enum { LANE_COMPUTE, LANE_SEND, LANE_RECV, LANES };
-int draw_lane(const MoeOp *);
 
 typedef struct DrawRect {
   int64_t begin, end;

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codegen/output.h"
+
 static const double pi = 3.14159265358979;
 
 typedef struct Search {
@@ -19,7 +21,8 @@ typedef struct Search {
   TunePool pool;
   TuneResult *result;
   TuneBelief *belief;
-  int micro_batches; /* of the seed */
+  TuneCandidate *best; /* the fastest measured; until then the seed */
+  int micro_batches;   /* of the seed */
 } Search;
 
 /* Candidates that may be simulated before a trial: fewer of large ones, by size alone. */
@@ -77,7 +80,7 @@ static TuneCandidate *next_candidate(Search *s)
   double most = -INFINITY;
   for (int i = 0; i < n; i++) {
     TuneCandidate *c = list[i].what;
-    if (c->predicted_ns <= 0 && left-- > 0) {
+    if (c->predicted_ns <= 0 && left-- > 0 && !tune_caught()) {
       tune_predict(&s->pool, c);
     }
     double p = c->predicted_ns > 0 && !c->refused ? promise(s, c, c->predicted_ns) : -INFINITY;
@@ -138,12 +141,13 @@ static bool try_one(Search *s, TuneCandidate *c, const char *work)
   if (o->report) {
     o->report(o->context, r->n_trials, t, false);
   }
-  if (!tune_trial(s->arena, s->diag, s->spec, o, work, r->n_trials + 1, t, &r->interrupted) || r->interrupted) {
+  if (!tune_trial(s->arena, s->diag, s->spec, o, work, r->n_trials + 1, t, &r->ended_by) || r->ended_by) {
     return false;
   }
   c->trial = r->n_trials++;
   if (t->measured_ns > 0 && (r->best < 0 || t->measured_ns < r->trials[r->best].measured_ns)) {
     r->best = c->trial;
+    s->best = c;
   }
   tune_learn(s->belief, t);
   if (o->report) {
@@ -164,24 +168,23 @@ int tune_search(Arena *arena, Diag *diag, const Spec *spec, const TuneOptions *o
   if (code != 0) {
     return code;
   }
+  tune_catch_signals();
   if (!tune_make_work(arena, diag, o, &work)) {
+    tune_release_signals();
     return 1;
   }
-  TuneCandidate *c = seed;
+  TuneCandidate *c = s.best = seed;
   while (c && result->n_trials < o->trials && try_one(&s, c, work)) {
-    TuneCandidate *best = result->best < 0 ? seed : s.pool.list[0];
-    for (int i = 0; i < s.pool.n && result->best >= 0; i++) {
-      best = s.pool.list[i]->trial == result->best ? s.pool.list[i] : best;
-    }
-    if (best != centre) {
-      centre = best;
+    if (s.best != centre) {
+      centre = s.best;
       tune_neighbours(&s.pool, centre, o->radius);
     }
     c = result->n_trials < o->trials ? next_candidate(&s) : NULL;
   }
-  result->n_candidates = s.pool.n;
+  result->ended_by = result->ended_by ? result->ended_by : tune_caught();
   if (!o->work) {
-    tune_remove_work(work);
+    output_remove_folder(work);
   }
+  tune_release_signals();
   return diag_errors(diag) ? 1 : 0;
 }

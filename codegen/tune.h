@@ -55,9 +55,8 @@ typedef struct TuneOptions {
 typedef struct TuneResult {
   TuneTrial *trials; /* in the order they ran; the first is the seed */
   int n_trials;
-  int best;         /* index, -1 if all failed */
-  int n_candidates; /* known at the end */
-  bool interrupted;
+  int best;     /* index, -1 if all failed */
+  int ended_by; /* the signal that ended the search early, 0: none */
 } TuneResult;
 
 /* Tunes the spec's first shape. Returns 0, or an exit code after an error: 3 if no plan fits, 1 for everything else,
@@ -98,11 +97,15 @@ void tune_learn(TuneBelief *, const TuneTrial *);
 /* Logarithm of a plan's step over its prediction, and by how much that may be off. */
 void tune_guess(const TuneBelief *, const TuneCandidate *, double *mean, double *spread);
 
-/* Runs a candidate in folder `work`/trial-N. False if there was no running it at all, after an error; *interrupted: the
-   user wants to stop. */
+/* Runs a candidate in folder `work`/trial-N. False if there was no running it at all, after an error; *ended_by: a
+   signal caught or, as the terminal's interrupt does, one that ended the trial, 0: none. */
 bool tune_trial(Arena *, Diag *, const Spec *, const TuneOptions *, const char *work, int number, TuneTrial *,
-                bool *interrupted);
+                int *ended_by);
+/* From now on SIGINT, SIGQUIT, SIGTERM and SIGHUP go to the trial that runs and are kept for tune_caught(): the folder
+   of the trials must go before the process does. */
+void tune_catch_signals(void);
+void tune_release_signals(void);
+int tune_caught(void);
 bool tune_make_work(Arena *, Diag *, const TuneOptions *, const char **work);
-void tune_remove_work(const char *work);
 
 #endif

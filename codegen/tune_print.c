@@ -50,7 +50,6 @@ static const char *groups(Arena *arena, int stages, const int *gpus, int n)
 
 const char *tune_text(Arena *arena, const TuneCandidate *c)
 {
-  static const char *const recompute[] = {"", ", selective recompute", ", full recompute", ""};
   const PlanSpec *p = &c->pins;
   const char *text = arena_printf(arena, "%s: ", plan_system_name(p->system));
   if (p->replicas > 1) {
@@ -68,5 +67,7 @@ const char *tune_text(Arena *arena, const TuneCandidate *c)
     text = p->placement == PLACE_MIXED ? arena_printf(arena, "%s, mixed", text) : text;
     text = arena_printf(arena, "%s, %d in flight", text, p->in_flight);
   }
-  return arena_printf(arena, "%s%s", text, recompute[p->recompute]);
+  return p->recompute == RECOMPUTE_NONE
+             ? text
+             : arena_printf(arena, "%s, %s recompute", text, plan_recompute_name(p->recompute));
 }

@@ -3,34 +3,12 @@
    colocated systems GPUs or pipeline ranks, one for the other, virtual stages, chunks. A step goes to the next value
    that the planner accepts. What the spec pins stays; what neither it nor the move says the planner chooses anew. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "codegen/listener.h"
 #include "codegen/tune.h"
 
 enum { MOST_CANDIDATES = 1024, LEAST_TRIES = 16 };
-
-/* A Diag nobody reads. */
-typedef struct Unread {
-  FILE *out;
-  char *text;
-  size_t n;
-} Unread;
-
-static Diag *unread_diag(Arena *arena, Unread *u)
-{
-  u->out = open_memstream(&u->text, &u->n);
-  if (!u->out) {
-    die("out of memory");
-  }
-  return diag_new(arena, u->out);
-}
-
-static void drop(Unread *u)
-{
-  fclose(u->out);
-  free(u->text);
-}
 
 /* ---- a plan as pins ---- */
 
@@ -57,24 +35,6 @@ static int *gpus_of(Arena *arena, const Plan *plan, int role, int *n)
   return list;
 }
 
-static int nics_of(const Plan *plan, int role)
-{
-  int n = 0;
-  for (int k = 0; k < plan->n_nics; k++) {
-    for (int i = 0; i < plan->n_groups; i++) {
-      const PlanGroup *g = &plan->groups[i];
-      int rank = plan->nic_ranks[k] - g->first_rank;
-      n += (g->role & role) && rank >= 0 && rank < g->n_ranks;
-    }
-  }
-  return n;
-}
-
-static Placement placement_of(const Plan *plan)
-{
-  return plan->placement[0] == 's' ? PLACE_SEPARATE : plan->placement[0] == 'm' ? PLACE_MIXED : PLACE_COLOCATED;
-}
-
 static bool interleaved(SystemKind system)
 {
   return plan_system_colocated(system) && plan_system_ways(system) == 1;
@@ -98,12 +58,12 @@ static PlanSpec pins_of(Arena *arena, const PlanSpec *base, const Plan *plan, bo
     return pins;
   }
   pins.expert_parallel = pins.virtual_stages = pins.mb_group = pins.chunks = 0;
-  pins.placement = placement_of(plan);
+  pins.placement = plan->placement;
   pins.ffn_stages = plan->p_ffn;
   pins.attention_gpus = gpus_of(arena, plan, PLAN_A, &pins.n_attention_gpus);
   pins.ffn_gpus = gpus_of(arena, plan, PLAN_F, &pins.n_ffn_gpus);
-  pins.attention_nics = with_nics ? nics_of(plan, PLAN_A) : base->attention_nics;
-  pins.ffn_nics = with_nics ? nics_of(plan, PLAN_F) : base->ffn_nics;
+  pins.attention_nics = with_nics ? plan_nics(plan, PLAN_A) : base->attention_nics;
+  pins.ffn_nics = with_nics ? plan_nics(plan, PLAN_F) : base->ffn_nics;
   pins.in_flight = plan->in_flight;
   return pins;
 }
@@ -127,13 +87,12 @@ static bool same_pins(const PlanSpec *a, const PlanSpec *b)
 /* Plans with the pins alone, in `scratch`. */
 static bool solve(Arena *scratch, const Spec *spec, const PlanSpec *pins, Plan *plan)
 {
-  Unread u;
   Spec view = *spec;
   bool infeasible = false;
   view.plan = *pins;
-  Diag *diag = unread_diag(scratch, &u);
-  bool ok = plan_solve(scratch, diag, &view, 0, pins->system, plan, &infeasible);
-  drop(&u);
+  Listener *l = listener_new(scratch);
+  bool ok = plan_solve(scratch, l->diag, &view, 0, pins->system, plan, &infeasible);
+  listener_heard(scratch, l);
   return ok;
 }
 
@@ -149,8 +108,8 @@ static void set_place(TuneCandidate *c, const Plan *plan)
                                     log2(ranks_f),
                                     log2(plan->p_att),
                                     log2(plan->p_ffn),
-                                    c->on_nics ? log2(1 + nics_of(plan, PLAN_A)) : 0,
-                                    c->on_nics ? log2(1 + nics_of(plan, PLAN_F)) : 0,
+                                    c->on_nics ? log2(1 + plan_nics(plan, PLAN_A)) : 0,
+                                    c->on_nics ? log2(1 + plan_nics(plan, PLAN_F)) : 0,
                                     0.15 * log2(plan->in_flight > 0 ? plan->in_flight : 1),
                                     0.5 * (double)p->recompute,
                                     p->placement == PLACE_MIXED ? 1 : 0,
@@ -177,8 +136,8 @@ TuneCandidate *tune_add(TunePool *pool, const PlanSpec *asked, const Plan *plan)
     again = solve(scratch, pool->spec, &c->pins, &second);
     if (again) {
       pins = pins_of(scratch, base, &second, nics);
-      again = same_pins(&c->pins, &pins) && nics_of(&second, PLAN_A) == nics_of(plan, PLAN_A) &&
-              nics_of(&second, PLAN_F) == nics_of(plan, PLAN_F);
+      again = same_pins(&c->pins, &pins) && plan_nics(&second, PLAN_A) == plan_nics(plan, PLAN_A) &&
+              plan_nics(&second, PLAN_F) == plan_nics(plan, PLAN_F);
     }
   }
   for (int i = 0; i < pool->n && again && !found; i++) {
@@ -189,14 +148,7 @@ TuneCandidate *tune_add(TunePool *pool, const PlanSpec *asked, const Plan *plan)
     Spec view = *pool->spec;
     view.plan = c->pins;
     c->load = tune_load(scratch, &view, plan);
-    if (pool->n == pool->room) {
-      TuneCandidate **old = pool->list;
-      pool->room = pool->room ? 2 * pool->room : 64;
-      pool->list = arena_new_array(pool->arena, TuneCandidate *, (size_t)pool->room);
-      if (old) {
-        memcpy(pool->list, old, (size_t)pool->n * sizeof *old);
-      }
-    }
+    pool->list = arena_grow(pool->arena, pool->list, pool->n, &pool->room, sizeof(TuneCandidate *));
     pool->list[pool->n++] = found = c;
   }
   arena_free(scratch);
@@ -456,15 +408,15 @@ void tune_predict(TunePool *pool, TuneCandidate *c)
 {
   Arena *scratch = arena_new();
   Spec view = *pool->spec;
-  Unread u;
   Plan plan;
   Schedule sched;
   bool infeasible = false;
   view.plan = c->pins;
-  Diag *diag = unread_diag(scratch, &u);
-  bool ok = plan_solve(scratch, diag, &view, 0, c->pins.system, &plan, &infeasible) &&
-            (!pool->cpu || emit_supported(diag, &view, &plan)) && sched_build(scratch, diag, &view, &plan, &sched);
-  drop(&u);
+  Listener *l = listener_new(scratch);
+  bool ok = plan_solve(scratch, l->diag, &view, 0, c->pins.system, &plan, &infeasible) &&
+            (!pool->cpu || emit_supported(l->diag, &view, &plan)) &&
+            sched_build(scratch, l->diag, &view, &plan, &sched);
+  listener_heard(scratch, l);
   c->refused = !ok;
   c->predicted_ns = ok ? (double)sched.step_ns : INFINITY;
   arena_free(scratch);

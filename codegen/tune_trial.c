@@ -1,5 +1,4 @@
 /* One trial: the candidate's spec is written and read back, compiled, and run; its log says how long a step takes. */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -9,8 +8,11 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "codegen/listener.h"
+#include "codegen/median.h"
 #include "codegen/output.h"
 #include "codegen/tune.h"
 #include "lang/ast.h"
@@ -31,47 +33,60 @@ bool tune_make_work(Arena *arena, Diag *diag, const TuneOptions *o, const char *
   return mkdtemp(path) || output_fail(diag, "create", path);
 }
 
-void tune_remove_work(const char *work)
+/* ---- signals that end the search ---- */
+
+static const int ending_signals[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP};
+enum { N_ENDING = sizeof ending_signals / sizeof *ending_signals };
+static struct sigaction old_actions[N_ENDING];
+static volatile sig_atomic_t caught; /* the first, 0: none */
+static volatile sig_atomic_t group;  /* of the trial that runs, 0: none */
+
+static void catch_signal(int number)
 {
-  Arena *arena = arena_new();
-  DIR *dir = opendir(work);
-  for (struct dirent *entry; dir && (entry = readdir(dir));) {
-    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) {
-      continue;
-    }
-    const char *path = arena_printf(arena, "%s/%s", work, entry->d_name);
-    struct stat st;
-    if (lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-      tune_remove_work(path);
-    } else {
-      unlink(path);
+  int error = errno;
+  caught = caught ? caught : number;
+  if (group > 0) {
+    kill(-group, number);
+  }
+  errno = error;
+}
+
+void tune_catch_signals(void)
+{
+  struct sigaction action = {.sa_handler = catch_signal, .sa_flags = SA_RESTART};
+  sigemptyset(&action.sa_mask);
+  caught = 0;
+  for (size_t i = 0; i < N_ENDING; i++) {
+    sigaction(ending_signals[i], NULL, &old_actions[i]);
+    if (old_actions[i].sa_handler != SIG_IGN) {
+      sigaction(ending_signals[i], &action, NULL);
     }
   }
-  if (dir) {
-    closedir(dir);
+}
+
+void tune_release_signals(void)
+{
+  for (size_t i = 0; i < N_ENDING; i++) {
+    sigaction(ending_signals[i], &old_actions[i], NULL);
   }
-  rmdir(work);
-  arena_free(arena);
+}
+
+int tune_caught(void)
+{
+  return caught;
+}
+
+/* Waits until the rest of a trial whose shell has ended follow the signal; those that do not are killed. */
+static void end_group(pid_t leader)
+{
+  enum { PATIENCE = 250, MOST = 300 };
+  const struct timespec pause = {.tv_nsec = 20000000};
+  for (int i = 0; i < MOST && kill(-leader, i == PATIENCE ? SIGKILL : 0) == 0; i++) {
+    nanosleep(&pause, NULL);
+  }
 }
 
 /* ---- the program ---- */
-
-/* A Diag whose first error becomes a trial's reason. */
-typedef struct Heard {
-  FILE *out;
-  char *text;
-  size_t n;
-} Heard;
-
-static const char *first_error(Arena *arena, Heard *h)
-{
-  fclose(h->out);
-  const char *error = strstr(h->text, "error: ");
-  const char *from = error ? error + strlen("error: ") : h->text;
-  const char *words = arena_strndup(arena, from, strcspn(from, "\n"));
-  free(h->text);
-  return words;
-}
 
 /* Writes the spec, reads it back, and makes the bundle that it says. */
 static bool build(Arena *arena, Diag *diag, const TuneOptions *o, const char *spec_path, const char *bundle_path)
@@ -87,6 +102,7 @@ static bool build(Arena *arena, Diag *diag, const TuneOptions *o, const char *sp
   BuildOptions options = o->build;
   options.out = bundle_path;
   options.progress = false;
+  options.stop = &caught;
   bool ok = evaluate_shape(diag, &spec, 0, spec.plan.system, &e) == 0;
   ok = ok && (o->emu ? emit_emu_bundle(arena, diag, &spec, &e.plan, &e.sched, 1, o->home, &bundle)
                      : emit_supported(diag, &spec, &e.plan) &&
@@ -150,37 +166,42 @@ static const char *command_of(Arena *arena, const TuneOptions *o, const Place *a
   return out;
 }
 
-/* Runs a command with its output in a file. Until it ends, an interrupt from the terminal is for it alone. Returns the
-   wait status, or -1. */
+/* Runs a command with its output in a file, as a process group of its own, to which the signals that end the search are
+   passed on. Returns the wait status, or -1. */
 static int run(const char *command, const char *out)
 {
   char *const argv[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
-  struct sigaction ignore = {.sa_handler = SIG_IGN}, interrupt, quit;
   posix_spawn_file_actions_t files;
   posix_spawnattr_t attributes;
-  sigset_t defaults;
+  sigset_t ending, mask;
   pid_t child;
   int status = -1;
-  sigaction(SIGINT, &ignore, &interrupt);
-  sigaction(SIGQUIT, &ignore, &quit);
+  sigemptyset(&ending);
+  for (size_t i = 0; i < N_ENDING; i++) {
+    sigaddset(&ending, ending_signals[i]);
+  }
+  sigprocmask(SIG_BLOCK, &ending, &mask); /* none may come before the group is known */
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, out, O_WRONLY | O_CREAT | O_TRUNC, 0666);
   posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
   posix_spawnattr_init(&attributes);
-  sigemptyset(&defaults);
-  sigaddset(&defaults, SIGINT);
-  sigaddset(&defaults, SIGQUIT);
-  posix_spawnattr_setsigdefault(&attributes, &defaults);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-  if (posix_spawnp(&child, "sh", &files, &attributes, argv, environ) == 0) {
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setsigmask(&attributes, &mask);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+  bool runs = !caught && posix_spawnp(&child, "sh", &files, &attributes, argv, environ) == 0;
+  group = runs ? child : 0;
+  sigprocmask(SIG_SETMASK, &mask, NULL);
+  if (runs) {
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
+    if (caught) {
+      end_group(child);
+    }
+    group = 0;
   }
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
-  sigaction(SIGINT, &interrupt, NULL);
-  sigaction(SIGQUIT, &quit, NULL);
   return status;
 }
 
@@ -213,12 +234,6 @@ static const char *why(Arena *arena, int status, const char *out)
   return *how ? arena_printf(arena, "%s%s%s", how, *said ? ": " : "", said) : NULL;
 }
 
-static int by_size(const void *a, const void *b)
-{
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 /* Median of the steps after the first few. */
 static void read_log(Arena *arena, const char *path, TuneTrial *t)
 {
@@ -245,9 +260,7 @@ static void read_log(Arena *arena, const char *path, TuneTrial *t)
                                    TUNE_UNMEASURED_STEPS);
     return;
   }
-  double *from = ms + TUNE_UNMEASURED_STEPS;
-  qsort(from, (size_t)t->steps, sizeof *from, by_size);
-  double median = (from[(t->steps - 1) / 2] + from[t->steps / 2]) / 2;
+  double median = median_of(ms + TUNE_UNMEASURED_STEPS, t->steps);
   if (median > 0) {
     t->measured_ns = median * 1e6;
   } else {
@@ -276,7 +289,7 @@ static bool write_tokens(Diag *diag, const Spec *spec, const char *path)
 }
 
 bool tune_trial(Arena *arena, Diag *diag, const Spec *spec, const TuneOptions *o, const char *work, int number,
-                TuneTrial *t, bool *interrupted)
+                TuneTrial *t, int *ended_by)
 {
   const char *folder = arena_printf(arena, "%s/trial-%d", absolute(arena, work), number);
   Place at = {.spec = arena_printf(arena, "%s/spec.moespec", folder),
@@ -299,19 +312,20 @@ bool tune_trial(Arena *arena, Diag *diag, const Spec *spec, const TuneOptions *o
     return false;
   }
   if (!o->launch || strstr(o->launch, "{bundle}")) {
-    Heard heard = {0};
-    heard.out = open_memstream(&heard.text, &heard.n);
-    bool built = build(arena, diag_new(arena, heard.out), o, at.spec, at.bundle);
-    const char *error = first_error(arena, &heard);
+    Listener *l = listener_new(arena);
+    bool built = build(arena, l->diag, o, at.spec, at.bundle);
+    const char *error = listener_heard(arena, l);
     if (!built) {
       t->reason = error;
+      *ended_by = caught;
       return true;
     }
   }
   setenv("MOEC_TRIAL_SPEC", at.spec, 1);
   int status = run(command_of(arena, o, &at), at.out);
-  *interrupted = status >= 0 && ((WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) ||
-                                 (WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGINT));
+  bool interrupted = status >= 0 && ((WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) ||
+                                     (WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGINT));
+  *ended_by = caught ? caught : interrupted ? SIGINT : 0;
   t->reason = why(arena, status, at.out);
   if (!t->reason) {
     read_log(arena, at.log, t);

@@ -6,13 +6,30 @@
 #include "codegen/cli.h"
 #include "codegen/emit.h"
 
-/* "specs/tiny.moespec" -> "tiny" */
-static const char *default_out(Compile *c)
+bool cli_target(const Options *o, bool *emu)
+{
+  *emu = o->target && strcmp(o->target, "emu") == 0;
+  if (o->target && !*emu && strcmp(o->target, "cpu") != 0) {
+    cli_usage_error("the targets that can be built are cpu and emu, not", o->target);
+    return false;
+  }
+  return true;
+}
+
+BuildOptions cli_build_options(const Compile *c)
+{
+  const Options *o = c->options;
+  return (BuildOptions){.cc = o->cc,
+                        .cflags = o->cflags ? o->cflags : c->install->cflags,
+                        .runtime_lib = o->runtime_lib ? o->runtime_lib : c->install->runtime_lib};
+}
+
+const char *cli_stem(const Compile *c)
 {
   const char *slash = strrchr(c->options->file, '/');
   const char *base = slash ? slash + 1 : c->options->file;
   size_t n = strcspn(base, ".");
-  return n ? arena_strndup(c->arena, base, n) : "bundle";
+  return n ? arena_strndup(c->arena, base, n) : NULL;
 }
 
 /* The plans and schedules of all shapes, and what they come from. */
@@ -72,9 +89,9 @@ static bool emit(Compile *c, const Program *p, bool emu, Bundle *bundle)
 int verb_build(Compile *c)
 {
   const Options *o = c->options;
-  bool emu = o->target && strcmp(o->target, "emu") == 0;
-  if (o->target && !emu && strcmp(o->target, "cpu") != 0) {
-    return cli_usage_error("the targets that can be built are cpu and emu, not", o->target);
+  bool emu;
+  if (!cli_target(o, &emu)) {
+    return EXIT_USAGE;
   }
   int code = cli_load(c);
   if (code) {
@@ -93,12 +110,11 @@ int verb_build(Compile *c)
     free_program(&program);
     return code;
   }
-  BuildOptions build = {.out = o->out ? o->out : default_out(c),
-                        .cc = o->cc,
-                        .cflags = o->cflags ? o->cflags : c->install->cflags,
-                        .runtime_lib = o->runtime_lib ? o->runtime_lib : c->install->runtime_lib,
-                        .sources_only = o->sources_only,
-                        .progress = !o->quiet && isatty(STDERR_FILENO)};
+  const char *stem = cli_stem(c);
+  BuildOptions build = cli_build_options(c);
+  build.out = o->out ? o->out : stem ? stem : "bundle";
+  build.sources_only = o->sources_only;
+  build.progress = !o->quiet && isatty(STDERR_FILENO);
   BuildResult result;
   if (!bundle_build(c->arena, c->diag, &bundle, &build, &result)) {
     free_program(&program);

@@ -108,8 +108,7 @@ static void print_blocks(const Spec *spec, const char *name, FILE *out)
   free(text);
 }
 
-static void print_library(Compile *c, const Calibration *cal, const Spec *fitted, const CalFit *fit, const char *name,
-                          FILE *out)
+static void print_library(const Calibration *cal, const Spec *fitted, const CalFit *fit, const char *name, FILE *out)
 {
   fprintf(out, "# Fitted by moec calibrate to %d run%s:\n", cal->n_runs, cal->n_runs == 1 ? "" : "s");
   for (int i = 0; i < cal->n_runs; i++) {
@@ -120,7 +119,6 @@ static void print_library(Compile *c, const Calibration *cal, const Spec *fitted
   print_residuals(cal, &fitted->cluster, out);
   print_kept(fit, &fitted->cluster, out);
   print_blocks(fitted, name, out);
-  (void)c;
 }
 
 static bool is_name(const char *text)
@@ -159,20 +157,12 @@ int verb_calibrate(Compile *c)
   Spec fitted = cal.runs[0].spec;
   fitted.cluster.gpu.name = name;
   calibrate_fit(c->arena, &cal, &fitted.cluster, &fit);
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
-  if (!mem) {
-    die("out of memory");
+  if (!o->out) {
+    print_library(&cal, &fitted, &fit, name, stdout);
+    return 0;
   }
-  print_library(c, &cal, &fitted, &fit, name, mem);
-  fclose(mem);
-  bool ok = true;
-  if (o->out) {
-    ok = output_replace(c->arena, c->diag, o->out, text, n);
-  } else {
-    fwrite(text, 1, n, stdout);
-  }
-  free(text);
-  return ok ? 0 : EXIT_BAD_SPEC;
+  Output file;
+  output_begin(&file);
+  print_library(&cal, &fitted, &fit, name, file.to);
+  return output_finish(&file, c->arena, c->diag, o->out) ? 0 : EXIT_BAD_SPEC;
 }

@@ -1,5 +1,4 @@
 /* Verb compare: every system on every shape. */
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -54,14 +53,13 @@ static bool sweeps_shapes(const SweepPoint *point)
 
 static bool write_page(Compile *c, const Comparison *comparison)
 {
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
-  bool ok = page_print(c->arena, c->diag, comparison, c->install->home, mem);
-  fclose(mem);
-  ok = ok && output_replace(c->arena, c->diag, c->options->html, text, n);
-  free(text);
-  return ok;
+  Output file;
+  output_begin(&file);
+  if (!page_print(c->arena, c->diag, comparison, c->install->home, file.to)) {
+    output_drop(&file);
+    return false;
+  }
+  return output_finish(&file, c->arena, c->diag, c->options->html);
 }
 
 int verb_compare(Compile *c)

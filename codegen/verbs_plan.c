@@ -1,28 +1,21 @@
 /* Verbs that plan and schedule: plan, schedule, sim. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "codegen/cli.h"
 #include "codegen/metrics.h"
 #include "codegen/output.h"
 #include "codegen/plan_explain.h"
 
-static bool system_of(const Compile *c, SystemKind *system)
-{
-  *system = c->spec.plan.system;
-  return !c->options->system || cli_system(c->arena, "--system", c->options->system, true, system);
-}
-
 int cli_joint(Compile *c, const Evaluation *own, Joint *joint)
 {
   SystemKind system;
-  return system_of(c, &system) ? evaluate_joint(c->diag, &c->spec, system, own, joint) : EXIT_USAGE;
+  return cli_chosen_system(c, &system) ? evaluate_joint(c->diag, &c->spec, system, own, joint) : EXIT_USAGE;
 }
 
 int cli_schedule(Compile *c, int shape)
 {
   SystemKind system;
-  if (!system_of(c, &system)) {
+  if (!cli_chosen_system(c, &system)) {
     return EXIT_USAGE;
   }
   evaluation_free(&c->result);
@@ -62,21 +55,6 @@ static int one_schedule(Compile *c)
   }
   cli_take_first_shape(c);
   return cli_schedule(c, 0);
-}
-
-/* Prints into memory and puts the file in its place. */
-typedef void PlansPrinter(const Spec *, const Plan *, int n, FILE *);
-
-static bool write_plans(Compile *c, const char *path, const Plan *plans, int n, PlansPrinter *print)
-{
-  char *text = NULL;
-  size_t size = 0;
-  FILE *mem = open_memstream(&text, &size);
-  print(&c->spec, plans, n, mem);
-  fclose(mem);
-  bool ok = output_replace(c->arena, c->diag, path, text, size);
-  free(text);
-  return ok;
 }
 
 static void print_one_plan(Compile *c)
@@ -127,8 +105,11 @@ int verb_plan(Compile *c)
     }
     joint_free(&joint);
   }
-  if (!code && o->svg && !write_plans(c, o->svg, plans, n, plan_roofline_svg)) {
-    code = EXIT_BAD_SPEC;
+  if (!code && o->svg) {
+    Output svg;
+    output_begin(&svg);
+    plan_roofline_svg(&c->spec, plans, n, svg.to);
+    code = output_finish(&svg, c->arena, c->diag, o->svg) ? 0 : EXIT_BAD_SPEC;
   }
   for (int i = 0; i < done; i++) {
     evaluation_free(&kept[i]);
@@ -144,14 +125,10 @@ static bool write_to(Compile *c, const char *path, Printer *print)
   if (!path) {
     return true;
   }
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
-  print(&c->spec, &c->result.plan, &c->result.sched, mem);
-  fclose(mem);
-  bool ok = output_replace(c->arena, c->diag, path, text, n);
-  free(text);
-  return ok;
+  Output file;
+  output_begin(&file);
+  print(&c->spec, &c->result.plan, &c->result.sched, file.to);
+  return output_finish(&file, c->arena, c->diag, path);
 }
 
 int verb_schedule(Compile *c)
@@ -175,15 +152,6 @@ int verb_schedule(Compile *c)
   return 0;
 }
 
-/* "specs/tiny.moespec" -> "tiny.svg" */
-static const char *default_svg(Compile *c)
-{
-  const char *slash = strrchr(c->options->file, '/');
-  const char *base = slash ? slash + 1 : c->options->file;
-  size_t n = strcspn(base, ".");
-  return n ? arena_printf(c->arena, "%.*s.svg", (int)n, base) : "schedule.svg";
-}
-
 int verb_sim(Compile *c)
 {
   int code = one_schedule(c);
@@ -191,7 +159,8 @@ int verb_sim(Compile *c)
     return code;
   }
   const Options *o = c->options;
-  const char *out = o->out ? o->out : default_svg(c);
+  const char *stem = cli_stem(c);
+  const char *out = o->out ? o->out : arena_printf(c->arena, "%s.svg", stem ? stem : "schedule");
   if (!write_to(c, out, sched_print_svg) || !write_to(c, o->trace, sched_print_trace)) {
     return EXIT_BAD_SPEC;
   }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "codegen/cli.h"
+#include "codegen/listener.h"
 #include "codegen/output.h"
 
 static bool read_spec(Arena *arena, Diag *diag, const char *file, const OptList *defines, AstFile **ast, Spec *spec)
@@ -14,16 +15,13 @@ static bool read_spec(Arena *arena, Diag *diag, const char *file, const OptList 
 /* Whether the spec is right as it stands in the file. */
 static bool right_without_defines(const char *file)
 {
-  char *text = NULL;
-  size_t n = 0;
-  FILE *unread = open_memstream(&text, &n);
   Arena *arena = arena_new();
+  Listener *unread = listener_new(arena);
   AstFile *ast;
   Spec spec;
-  bool right = read_spec(arena, diag_new(arena, unread), file, &(OptList){0}, &ast, &spec);
+  bool right = read_spec(arena, unread->diag, file, &(OptList){0}, &ast, &spec);
+  listener_heard(arena, unread);
   arena_free(arena);
-  fclose(unread);
-  free(text);
   return right;
 }
 

@@ -1,5 +1,6 @@
 /* Verb tune: plans tried by running them. */
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,9 +33,7 @@ static bool number_of(const char *option, const char *text, int least, int most,
 static bool read_options(Compile *c, TuneOptions *tune)
 {
   const Options *o = c->options;
-  tune->emu = o->target && strcmp(o->target, "emu") == 0;
-  if (o->target && !tune->emu && strcmp(o->target, "cpu") != 0) {
-    cli_usage_error("the targets that can be built are cpu and emu, not", o->target);
+  if (!cli_target(o, &tune->emu)) {
     return false;
   }
   if (o->launch && !strstr(o->launch, "{log}")) {
@@ -44,9 +43,7 @@ static bool read_options(Compile *c, TuneOptions *tune)
   tune->home = c->install->home;
   tune->launch = o->launch;
   tune->work = o->work;
-  tune->build = (BuildOptions){.cc = o->cc,
-                               .cflags = o->cflags ? o->cflags : c->install->cflags,
-                               .runtime_lib = o->runtime_lib ? o->runtime_lib : c->install->runtime_lib};
+  tune->build = cli_build_options(c);
   return number_of("trials", o->trials, 1, 1000, 8, &tune->trials) &&
          number_of("radius", o->radius, 0, 8, 2, &tune->radius) &&
          number_of("steps", o->steps, TUNE_UNMEASURED_STEPS + 1, 1000000, 7, &tune->steps);
@@ -127,15 +124,12 @@ static int conclude(Compile *c, const TuneResult *r)
   if (!out) {
     return 0;
   }
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
+  Output file;
+  output_begin(&file);
   const char *comment =
       arena_printf(c->arena, "%s with the plan that moec tune measured to be the fastest: %s", c->options->file, words);
-  tune_print_spec(&c->spec, best, comment, mem);
-  fclose(mem);
-  bool ok = output_replace(c->arena, c->diag, out, text, n);
-  free(text);
+  tune_print_spec(&c->spec, best, comment, file.to);
+  bool ok = output_finish(&file, c->arena, c->diag, out);
   if (ok) {
     printf("written to %s\n", out);
   }
@@ -157,8 +151,7 @@ int verb_tune(Compile *c)
   if (!tune.emu && !tune.launch) {
     evaluate_for_cpu(&c->spec);
   }
-  tune.system = c->spec.plan.system;
-  if (c->options->system && !cli_system(c->arena, "--system", c->options->system, true, &tune.system)) {
+  if (!cli_chosen_system(c, &tune.system)) {
     return EXIT_USAGE;
   }
   c->spec.plan.system = tune.system;
@@ -171,15 +164,21 @@ int verb_tune(Compile *c)
   if (result.n_trials) {
     print_table(c, &result);
   }
-  if (result.interrupted) {
+  if (result.ended_by) {
     fprintf(stderr, "moec: interrupted after %d of %d trials\n", result.n_trials, tune.trials);
   }
   if (result.best >= 0) {
     int wrong = conclude(c, &result);
-    return code ? code : wrong;
+    code = code ? code : wrong;
+  } else {
+    if (code == 0 && !result.ended_by) {
+      diag_error(c->diag, (Span){0}, "none of %d trials ran", result.n_trials);
+    }
+    code = code ? code : EXIT_BAD_SPEC;
   }
-  if (code == 0 && !result.interrupted) {
-    diag_error(c->diag, (Span){0}, "none of %d trials ran", result.n_trials);
+  if (result.ended_by && result.ended_by != SIGINT) { /* whoever sent it sees that it was followed */
+    fflush(NULL);
+    raise(result.ended_by);
   }
-  return code ? code : EXIT_BAD_SPEC;
+  return code;
 }

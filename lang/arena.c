@@ -76,6 +76,19 @@ void *arena_array(Arena *arena, size_t n, size_t size)
   return arena_alloc(arena, n * size);
 }
 
+void *arena_grow(Arena *arena, void *list, int n, int *room, size_t size)
+{
+  if (n < *room) {
+    return list;
+  }
+  *room = *room ? 2 * *room : 64;
+  void *more = arena_array(arena, (size_t)*room, size);
+  if (n) {
+    memcpy(more, list, (size_t)n * size);
+  }
+  return more;
+}
+
 char *arena_strndup(Arena *arena, const char *text, size_t n)
 {
   char *copy = arena_alloc(arena, n + 1);

@@ -131,7 +131,7 @@ static void start_paced(MoeExec *x, MoeEnd *end, const MoeMsg *msg, size_t bytes
   (void)moe_pace_start(x->shared->pacer, end->link.src, end->link.dst, size, latency_ns, ready_ns);
 }
 
-/* Whether the next message may be packed, and since when. */
+/* Whether the next message may be packed, and since when, if that matters. */
 static bool may_pack(const MoeExec *x, const MoeEnd *end, int64_t *ready_ns_p)
 {
   int64_t free_ns = 0;
@@ -144,8 +144,12 @@ static bool may_pack(const MoeExec *x, const MoeEnd *end, int64_t *ready_ns_p)
       !end->link.transport->acquire(&end->link, msg->slot, moe_msg_generation(msg, x->tick), &free_ns)) {
     return false;
   }
-  *ready_ns_p = x->timed ? moe_exec_ready_ns(x, msg->op) : moe_now_ns();
-  *ready_ns_p = x->timed && free_ns > *ready_ns_p ? free_ns : *ready_ns_p;
+  if (x->timed) {
+    int64_t ready_ns = moe_exec_ready_ns(x, msg->op);
+    *ready_ns_p = free_ns > ready_ns ? free_ns : ready_ns;
+  } else if (end->paced) {
+    *ready_ns_p = moe_now_ns();
+  }
   return true;
 }
 
@@ -192,13 +196,13 @@ static MoeStatus progress_send(MoeExec *x, MoeEnd *end, bool *moved_p)
 static MoeStatus progress_pacer(MoeExec *x, bool *moved_p)
 {
   bool under_way = false;
-  int64_t now = moe_now_ns();
   for (int32_t i = 0; i < x->n_sends && !under_way; i++) {
     under_way = x->sends[i].paced && x->sends[i].sent < x->sends[i].next;
   }
   if (!under_way) {
     return MOE_OK;
   }
+  int64_t now = moe_now_ns();
   look_again(x, moe_pace_poll(x->shared->pacer, x->me.rank, now));
   for (int32_t i = 0; i < x->n_sends; i++) {
     if (x->sends[i].paced) {
@@ -294,7 +298,7 @@ static MoeStatus progress_locals(MoeExec *x, bool *moved_p)
     if (!info->running) {
       MOE_TRY(start_local(x, op));
     }
-    if (info->end_ns > moe_now_ns()) {
+    if (x->timed && info->end_ns > moe_now_ns()) {
       look_again(x, info->end_ns);
       continue;
     }

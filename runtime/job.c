@@ -253,8 +253,8 @@ static MoeStatus begin_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
 static MoeStatus commit_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
 {
   if (trace->fd >= 0) {
-    int64_t t = run->options->trace_step > 0 ? run->options->trace_step : run->options->steps, earlier;
-    int32_t shape = moe_options_turn(run->options, t - 1, &earlier);
+    int64_t earlier;
+    int32_t shape = moe_options_turn(run->options, run->options->trace_step - 1, &earlier);
     MOE_TRY(moe_trace_write(trace, moe_shape_at(run->bundle, shape), run->shared));
   }
   if (batch->fd >= 0) {
@@ -296,13 +296,13 @@ static int run_job(MoeRun *run)
   return code;
 }
 
-/* A time scale that suits every shape. */
-static double largest_scale(const MoeBundle *first, const MoeWiring *wirings)
+/* A time scale that suits every shape in use. */
+static double largest_scale(const MoeOptions *o, const MoeBundle *first, const MoeWiring *wirings)
 {
   double scale = 0;
   int32_t k = 0;
   for (const MoeBundle *b = first; b != NULL; b = b->next, k++) {
-    double own = moe_emu_scale(b, &wirings[k]);
+    double own = in_use(o, k) ? moe_emu_scale(b, &wirings[k]) : 0;
     scale = own > scale ? own : scale;
   }
   return scale;
@@ -346,7 +346,7 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
       code = print_memory(bundle, kernels, wirings) == MOE_OK && fflush(stdout) == 0 ? 0 : 1;
     } else {
       if (bundle->emu != NULL && options.exec.scale == 0) {
-        options.exec.scale = largest_scale(bundle, wirings);
+        options.exec.scale = largest_scale(&options, bundle, wirings);
         options.exec.settle = true;
       }
       MoeRun run = {.bundle = bundle,

@@ -396,6 +396,7 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
     moe_error("--trace-step has no effect without --trace FILE");
     return MOE_EINVAL;
   }
+  o->trace_step = o->trace_step > 0 ? o->trace_step : o->steps;
   return check_files(o);
 }
 

@@ -21,7 +21,7 @@ typedef struct MoeOptions {
   int64_t eval_every;
   const char *log;
   const char *trace;
-  int64_t trace_step; /* 0: the last */
+  int64_t trace_step; /* from 1 */
   const char *dump_grads;
   const char *dump_weights;
   const char *dump_batch;

@@ -73,7 +73,6 @@ static MoeStatus use_shape(Rehearsal *r, int64_t t)
 MoeStatus moe_rehearse(MoeRun *run, MoeShapes *shapes)
 {
   const MoeOptions *o = run->options;
-  int64_t traced = o->trace_step > 0 ? o->trace_step : o->steps;
   Rehearsal r = {.run = run, .shapes = shapes};
   MOE_TRY(use_shape(&r, 0));
   meet(&r, 0, 0);
@@ -84,7 +83,7 @@ MoeStatus moe_rehearse(MoeRun *run, MoeShapes *shapes)
     MoeRehearsedStep result;
     MOE_TRY(use_shape(&r, t));
     atomic_store(&run->shared->states[shapes->rank].step, (uint64_t)t + 1);
-    MOE_TRY(run_step(&r, o->trace != NULL && t + 1 == traced, &result));
+    MOE_TRY(run_step(&r, o->trace != NULL && t + 1 == o->trace_step, &result));
     result.step = t + 1;
     result.shape = shapes->n > 1 ? r.x->bundle->shape : NULL;
     if (shapes->rank == 0) {

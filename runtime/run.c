@@ -107,10 +107,9 @@ static MoeStatus train_step(MoeRun *run, const Now *now, int64_t *updates)
   const MoeOptions *o = run->options;
   int64_t begin = moe_now_ns(), t = now->t;
   double lr = moe_learning_rate(b, t);
-  int64_t traced = o->trace_step > 0 ? o->trace_step : o->steps;
   MOE_TRY(load_batch(now, false));
   MoeStep step = {.update = true,
-                  .trace = o->trace != NULL && t + 1 == traced,
+                  .trace = o->trace != NULL && t + 1 == o->trace_step,
                   .inv_tokens = 1.0 / ((double)b->global_batch * b->seq),
                   .adam = {.lr = (float)lr,
                            .beta1 = (float)b->beta1,

@@ -14,9 +14,10 @@ import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
+
+from steps import run
 
 SPEC = """
 gpu g {{ flops = 50 GFLOPS;  memory = 4 GiB;  hbm = 10 GB/s;  launch = 2 us }}
@@ -41,13 +42,6 @@ SYSTEMS = {
     "dualpipev": "stages = 2;  expert_parallel = {half}",
 }
 HIDDEN, EXPERTS, TOP_K = 128, 32, 4
-
-
-def run(command, **more):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def union(spans):

@@ -159,31 +159,36 @@ static void test_free_messages(void **state)
   assert_true(metrics_free_messages(&h.sched) == 230);
 }
 
-static void load(Arena *arena, Spec *spec)
+/* The small spec, planned and scheduled. */
+typedef struct Small {
+  Arena *arena;
+  Spec spec;
+  Plan plan;
+  Schedule sched;
+} Small;
+
+static void make_small(Small *s)
 {
   const char *specs = getenv("MOEC_SPECS");
+  bool infeasible;
   assert_non_null(specs);
-  Diag *diag = diag_new(arena, stderr);
-  AstFile *ast = ast_parse(arena, diag, arena_printf(arena, "%s/tiny.moespec", specs), NULL, 0);
+  s->arena = arena_new();
+  Diag *diag = diag_new(s->arena, stderr);
+  AstFile *ast = ast_parse(s->arena, diag, arena_printf(s->arena, "%s/tiny.moespec", specs), NULL, 0);
   assert_non_null(ast);
-  assert_true(spec_build(arena, diag, ast, spec));
+  assert_true(spec_build(s->arena, diag, ast, &s->spec));
+  assert_true(plan_solve(s->arena, diag, &s->spec, 0, SYSTEM_AF_PIPE, &s->plan, &infeasible));
+  assert_true(sched_build(s->arena, diag, &s->spec, &s->plan, &s->sched));
 }
 
 static void test_invariants(void **state)
 {
   (void)state;
-  Arena *arena = arena_new();
-  Diag *diag = diag_new(arena, stderr);
-  Spec spec;
-  Plan plan;
-  Schedule sched;
+  Small small;
   Metrics m;
-  bool infeasible;
-  load(arena, &spec);
-  assert_true(plan_solve(arena, diag, &spec, 0, SYSTEM_AF_PIPE, &plan, &infeasible));
-  assert_true(sched_build(arena, diag, &spec, &plan, &sched));
-  plan_set_step(&spec, &plan, (double)sched.step_ns);
-  metrics_of(arena, &spec, &plan, &sched, &m);
+  make_small(&small);
+  plan_set_step(&small.spec, &small.plan, (double)small.sched.step_ns);
+  metrics_of(small.arena, &small.spec, &small.plan, &small.sched, &m);
   for (int g = 0; g < m.n_groups; g++) {
     const TimeSplit *s = &m.groups[g];
     assert_true(s->compute_ns + s->exposed_ns + s->bubble_ns == s->step_ns);
@@ -194,35 +199,29 @@ static void test_invariants(void **state)
   assert_true(m.mfu > 0 && m.mfu < 1);
   assert_true(m.peak_memory > 0 && m.peak_memory <= m.memory_limit);
   /* flat: a row and a pair per chosen expert and layer; the N2M carries the residual */
-  double row = (double)spec.model.hidden * sizeof(float), copies = (double)spec.model.moe.top_k * spec.model.layers;
+  double row = (double)small.spec.model.hidden * sizeof(float),
+         copies = (double)small.spec.model.moe.top_k * small.spec.model.layers;
   const Traffic *flat = &m.by_dedup[DEDUP_FLAT];
   assert_true(flat->dispatch == copies * (row + sizeof(MoeRowHead) + sizeof(MoePair)));
   assert_true(flat->combine == copies * (row + sizeof(uint32_t)));
   assert_true(flat->p2p == 0 && m.piped == 0);
   assert_true(m.by_dedup[DEDUP_RANK].dispatch < flat->dispatch);
-  assert_true(memcmp(&m.traffic, &m.by_dedup[plan.dedup], sizeof m.traffic) == 0);
-  arena_free(arena);
+  assert_true(memcmp(&m.traffic, &m.by_dedup[small.plan.dedup], sizeof m.traffic) == 0);
+  arena_free(small.arena);
 }
 
 /* Joined rectangles stay within the limit, cover the same ops, and keep their order. */
 static void test_timeline(void **state)
 {
   (void)state;
-  Arena *arena = arena_new();
-  Diag *diag = diag_new(arena, stderr);
-  Spec spec;
-  Plan plan;
-  Schedule sched;
-  bool infeasible;
-  load(arena, &spec);
-  assert_true(plan_solve(arena, diag, &spec, 0, SYSTEM_AF_PIPE, &plan, &infeasible));
-  assert_true(sched_build(arena, diag, &spec, &plan, &sched));
+  Small small;
+  make_small(&small);
   int ops[2] = {0};
   for (int pass = 0; pass < 2; pass++) {
     Timeline t;
     int most = pass ? 100 : 1 << 20, rects = 0;
-    timeline_of(arena, &plan, &sched, most, &t);
-    assert_int_equal(t.n_groups, plan.n_groups);
+    timeline_of(small.arena, &small.plan, &small.sched, most, &t);
+    assert_int_equal(t.n_groups, small.plan.n_groups);
     assert_string_equal(t.names[0], "A0");
     for (int i = 0; i < t.n_groups * LANES; i++) {
       for (int k = 0; k < t.lanes[i].n; k++) {
@@ -237,7 +236,7 @@ static void test_timeline(void **state)
     assert_true((t.joined_ns > 0) == (pass == 1));
   }
   assert_int_equal(ops[0], ops[1]);
-  arena_free(arena);
+  arena_free(small.arena);
 }
 
 static void test_human(void **state)

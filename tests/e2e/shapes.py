@@ -4,7 +4,7 @@
   shapes.py parity   weights and the last gradients after steps in turn = the fp64 reference, taken over the same batches
                      one after the other; the same bits again, with poisoned memory and delays; each shape alone = the
                      program that has only it, bit for bit
-  shapes.py emu      a rehearsal that switches takes the modelled time of each shape
+  shapes.py emu      a rehearsal that switches takes the modelled time of each shape, at a scale that suits those in use
   shapes.py plan     what the planner says of a placement that shapes share
   shapes.py rebuild  a changed, added or removed shape compiles tables alone (--seconds: and is ready within that time)
 
@@ -14,6 +14,7 @@ Tolerance as in layouts.py; of weights it is measured against the weights, of wh
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -141,6 +142,22 @@ def emu(r):
         for x in rows:
             r.expect(abs(x["executed_ms"] / x["modelled_ms"] - 1) < 0.05, str(c), x)
         r.done += 1
+    scale_of_shapes_in_use(r)
+
+
+def scale_of_shapes_in_use(r):
+    """The time scale suits the shapes that run, not a small one that does not. It only ever doubles from where it starts."""
+    c = dict(ratio=(1, 1), mbs=2)
+    shapes = [(256, 1, 1, 0), (1, 1, 1, 0)]
+    programs = [(r.make(c, shapes, "--target", "emu")[1], ("--shape", "s0")),
+                (r.make(c, shapes, "--target", "emu", "--shape", "s0")[1], ())]
+    scales = []
+    for bundle, more in programs:
+        r.run(f"{bundle}/train", "--steps", "1", "--log", bundle + ".log", *more)
+        scales.append(json.loads(open(bundle + ".log").readline())["scale"])
+    doublings = math.log2(scales[0] / scales[1])
+    r.expect(abs(doublings - round(doublings)) < 1e-6, str(shapes), f"scales {scales}: in a program of both, and alone")
+    r.done += 1
 
 
 def joint_rows(said):

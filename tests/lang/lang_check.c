@@ -1,6 +1,10 @@
 /* The language's library from the command line, for the tests:
-     lang_check check [-D name=value]... [--shape names] FILE    diagnostics; exit 1 if there are errors (2 with
-   options) lang_check print|fmt|hash FILE lang_check reference|words|dictionary                        */
+
+     lang_check check [-D name=value]... [--shape names] FILE    diagnostics; exit 1 if there are errors, 2 with options
+
+     lang_check print|fmt|hash FILE
+
+     lang_check reference|words|dictionary */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

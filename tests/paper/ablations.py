@@ -12,15 +12,9 @@ def share(split):
     return att / (att + ffn)
 
 
-def by_sweep(rows):
-    """{values of the swept keys, joined: row}"""
-    return {":".join(str(v) for v in row["sweep"].values()): row for row in rows}
-
-
 def swept(runs, spec, arguments):
-    return by_sweep(runs.compare(spec, arguments))
-
-
+    """{values of the swept keys, joined: row}"""
+    return {":".join(str(v) for v in row["sweep"].values()): row for row in runs.compare(spec, arguments)}
 
 
 def best_split(rows, figure):

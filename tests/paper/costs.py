@@ -133,18 +133,22 @@ class Costs:
         """A rank's even part: gradient, master copy and two moments read, three of them and the weight written."""
         return 32 * self.params() / self.gpus / (self.gpu["hbm"] * self.eff["memory"])
 
+    def fullest(self, seqs, ranks):
+        """Of the fullest of `ranks` ranks, `seqs` sequences in all: experts, tokens that come, their pairs, own tokens."""
+        hits, t = -(-self.experts // ranks), seqs * self.seq
+        miss = 1.0
+        for i in range(self.k):
+            miss *= max(0, self.experts - hits - i) / (self.experts - i)
+        rows = t * min(1, (1 - miss) * self.imbalance)
+        pairs = t * min(self.k, hits, self.k * hits / self.experts * self.imbalance)
+        return hits, rows, pairs, t / ranks
+
     def ffn(self, seqs, ranks):
         """Forward, input gradient, weight gradient of a layer on the fullest of `ranks` ranks, `seqs` sequences in all;
         and what recomputing gate and up adds."""
         key = seqs, ranks
         if key not in self._ffn:
-            hits, t = -(-self.experts // ranks), seqs * self.seq
-            miss = 1.0
-            for i in range(self.k):
-                miss *= max(0, self.experts - hits - i) / (self.experts - i)
-            rows = t * min(1, (1 - miss) * self.imbalance)
-            pairs = t * min(self.k, hits, self.k * hits / self.experts * self.imbalance)
-            home = t / ranks
+            hits, rows, pairs, home = self.fullest(seqs, ranks)
             weights = hits * self.expert_params + self.shared_params
             acts = 2 * (3 * rows * self.h + pairs * (2 * self.h + 3 * self.f) + home * 3 * self.shared)
             gemm, grouped, each = 6 * home * self.h * self.shared, 6 * pairs * self.h * self.f, pairs / hits
@@ -175,10 +179,5 @@ class Costs:
         return n * self.seq
 
     def saved_ffn(self, seqs, ranks, keep):
-        hits, t = -(-self.experts // ranks), seqs * self.seq
-        miss = 1.0
-        for i in range(self.k):
-            miss *= max(0, self.experts - hits - i) / (self.experts - i)
-        rows = t * min(1, (1 - miss) * self.imbalance)
-        pairs = t * min(self.k, hits, self.k * hits / self.experts * self.imbalance)
-        return 2 * rows * self.h + (4 * pairs * self.f + 4 * (t / ranks) * self.shared if keep else 0)
+        _, rows, pairs, home = self.fullest(seqs, ranks)
+        return 2 * rows * self.h + (4 * pairs * self.f + 4 * home * self.shared if keep else 0)

@@ -9,15 +9,15 @@ Times are read from the schedule of megatron without overlap, flat copies: of on
 message's time is the wait between the op before it and the op after it.
 """
 import argparse
-import json
 import os
 import re
-import subprocess
 import sys
 
-SPECS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "specs")
-PROFILE = os.path.join(SPECS, "paper", "profile.moespec")
-LIBRARY = os.path.join(SPECS, "hardware", "h800_fitted.moespec")
+from runs import PAPER as SPECS
+from runs import ROOT, run_json
+
+PROFILE = os.path.join(SPECS, "profile.moespec")
+LIBRARY = os.path.join(ROOT, "specs", "hardware", "h800_fitted.moespec")
 
 PAPER = {"s4k": (0.2838, 0.1922, 0.5240), "s32k": (0.5026, 0.1396, 0.3578)}
 PARTS = ("attention", "experts", "communication")
@@ -28,14 +28,9 @@ PARTS_OF = {"ATT_FWD": 0, "ATT_DGRAD": 0, "ATT_WGRAD": 0, "FFN_FWD": 1, "FFN_DGR
 
 def layer_times(moec, shape, defines, layer=1):
     """Nanoseconds of attention, experts and communication of one layer and micro-batch: forward, and with backward."""
-    command = [moec, "schedule", PROFILE, "--json", "--shape", shape, "-D", "MEM=1000"]
-    for name, value in defines.items():
-        command += ["-D", f"{name}={value}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    command = [moec, "schedule", PROFILE, "--json", "--shape", shape]
     sums = {"forward": [0, 0, 0], "whole": [0, 0, 0]}
-    for op in json.loads(done.stdout)["ops"]:
+    for op in run_json(command, {"MEM": 1000, **defines})["ops"]:
         if op["group"] != 0 or op["mb"] != 0 or op["layer"] != layer:
             continue
         kind = op["kind"].split()

@@ -24,6 +24,15 @@ def moec_command(spec, arguments):
     return ["moec", "compare", os.path.join("specs", "paper", spec)] + arguments + ["--json"]
 
 
+def run_json(command, defines=None):
+    """What a command of moec prints, with its -D."""
+    command = command + [word for name, value in (defines or {}).items() for word in ("-D", f"{name}={value}")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
 def digest(moec):
     """Of all that a run depends on: the compiler and the specs."""
     sums = hashlib.sha256(open(moec, "rb").read())

@@ -2,34 +2,23 @@
 """What of the paper's results can be checked in seconds: the fitted profile is within 3 points; the arithmetic behind the
 bounds gives the times that the compiler's schedules have; a bound lies under what its own split simulates to."""
 import argparse
-import json
 import os
-import subprocess
 import sys
 
 import bound
 import profile_shares
 from costs import Costs
-from runs import PAPER, spec_name
+from runs import PAPER, run_json, spec_name
 
 POINTS = (("deepseek_moe", "published", "s8k"), ("gpt_oss_120b", "fitted", "s4k"), ("qwen3_235b", "published", "s16k"))
 BATCH = 128  # of 32Ki sequences: the times of ops do not depend on it, if every rank has one
 
 
-def run(command):
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-    return json.loads(done.stdout)
-
-
 def check_times(moec, model, constants, shape, errors):
     spec, defines = os.path.join(PAPER, spec_name(model, constants)), {"MEM": 4000, "BATCH": BATCH}
     command = [moec, "schedule", spec, "--system", "megatron", "--json", "--shape", shape]
-    for name, value in defines.items():
-        command += ["-D", f"{name}={value}"]
     costs, seen = Costs(spec, shape, defines), {}
-    for op in run(command)["ops"]:
+    for op in run_json(command, defines)["ops"]:
         if op["mb"] == 0 and op["stream"] in ("fwd", "bwd"):
             seen[op["kind"], op["layer"]] = op["end_ns"] - op["start_ns"]
     wanted = {("HEAD", costs.layers): costs.head()}
@@ -52,8 +41,8 @@ def check_bound(moec, errors):
     """The ablation's spec pins one split; no schedule of it may be faster than its bound."""
     spec = os.path.join(PAPER, "ablation_split.moespec")
     for shape in ("s4k", "s16k"):
-        command = [moec, "compare", "-q", spec, "--systems", "af_pipe", "--json", "--shape", shape, "-D", "BATCH=32"]
-        row = run(command)["rows"][0]
+        command = [moec, "compare", "-q", spec, "--systems", "af_pipe", "--json", "--shape", shape]
+        row = run_json(command, {"BATCH": 32})["rows"][0]
         costs = Costs(spec, shape, {"BATCH": 32})
         low = min(b.seconds for r in ("none", "selective", "full")
                   for b in [bound.bound_of(costs, bound.Split(1, 1, 16, 1, 16, r))] if b)

@@ -1,3 +1,9 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
 #include "tests/plan/specs.h"
 
 #define GQA(nq, nkv, d, norm)                                                                                          \
@@ -197,4 +203,46 @@ unsigned next_random(unsigned long long *state)
 int in_range(unsigned long long *state, int low, int high)
 {
   return low + (int)(next_random(state) % (unsigned)(high - low + 1));
+}
+
+Spec spec_with_double(const Spec *spec, int what)
+{
+  Spec more = *spec;
+  more.cluster.gpu.memory *= what == 0 ? 2 : 1;
+  more.cluster.nic *= what == 1 ? 2 : 1;
+  more.cluster.nvlink *= what == 2 ? 2 : 1;
+  more.cluster.gpu.flops *= what == 3 ? 2 : 1;
+  more.cluster.gpu.hbm *= what == 4 ? 2 : 1;
+  return more;
+}
+
+Spec spec_tenfold_times(const Spec *spec)
+{
+  Spec slow = *spec;
+  slow.cluster.gpu.flops /= 10;
+  slow.cluster.gpu.hbm /= 10;
+  slow.cluster.nvlink /= 10;
+  slow.cluster.nic /= 10;
+  slow.cluster.gpu.launch_ns *= 10;
+  slow.cluster.nvlink_ns *= 10;
+  slow.cluster.nic_ns *= 10;
+  return slow;
+}
+
+Run run_plan(const Spec *spec, SystemKind system, int most)
+{
+  Run r = {.arena = arena_new()};
+  FILE *out = open_memstream(&r.text, &r.length);
+  Diag *diag = diag_new(r.arena, out);
+  assert_in_range(most, 1, RUN_MOST);
+  r.n = plan_candidates(r.arena, diag, spec, 0, system, r.plans, most, &r.infeasible);
+  assert_int_equal(r.n > 0, diag_errors(diag) == 0);
+  fclose(out);
+  return r;
+}
+
+void end_run(Run *r)
+{
+  free(r->text);
+  arena_free(r->arena);
 }

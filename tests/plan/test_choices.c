@@ -16,32 +16,6 @@
 
 enum { MOST = 6 };
 
-typedef struct Run {
-  Arena *arena;
-  Plan plans[MOST];
-  int n;
-  bool infeasible;
-  char *text;
-  size_t length;
-} Run;
-
-static Run run_plan(const Spec *spec, SystemKind system, int most)
-{
-  Run r = {.arena = arena_new()};
-  FILE *out = open_memstream(&r.text, &r.length);
-  Diag *diag = diag_new(r.arena, out);
-  r.n = plan_candidates(r.arena, diag, spec, 0, system, r.plans, most, &r.infeasible);
-  assert_int_equal(r.n > 0, diag_errors(diag) == 0);
-  fclose(out);
-  return r;
-}
-
-static void end_run(Run *r)
-{
-  free(r->text);
-  arena_free(r->arena);
-}
-
 /* ---- recomputation ---- */
 
 /* Free to choose, the planner is never slower than with any pin; with less memory it is never faster, and in the end it
@@ -333,13 +307,8 @@ static void more_of_anything_is_never_slower(void **state)
     spec.shapes = &shape;
     for (int s = 0; s < SYSTEM_COUNT; s++) {
       Run base = run_plan(&spec, (SystemKind)s, 1);
-      for (int what = 0; what < 5 && base.n; what++) {
-        Spec more = spec;
-        more.cluster.gpu.memory *= what == 0 ? 2 : 1;
-        more.cluster.nic *= what == 1 ? 2 : 1;
-        more.cluster.nvlink *= what == 2 ? 2 : 1;
-        more.cluster.gpu.flops *= what == 3 ? 2 : 1;
-        more.cluster.gpu.hbm *= what == 4 ? 2 : 1;
+      for (int what = 0; what < DOUBLES && base.n; what++) {
+        Spec more = spec_with_double(&spec, what);
         Run r = run_plan(&more, (SystemKind)s, 1);
         assert_int_equal(r.n, 1);
         if (r.plans[0].step_ns > base.plans[0].step_ns * (1 + 1e-6)) {
@@ -362,15 +331,8 @@ static void scaled_times_keep_the_plan(void **state)
   unsigned long long seed = 7;
   for (int i = 0; i < 25; i++) {
     ShapeSpec shape;
-    Spec spec = random_cluster(&seed, &shape), slow = spec;
+    Spec spec = random_cluster(&seed, &shape), slow = spec_tenfold_times(&spec);
     spec.shapes = slow.shapes = &shape;
-    slow.cluster.gpu.flops /= 10;
-    slow.cluster.gpu.hbm /= 10;
-    slow.cluster.nvlink /= 10;
-    slow.cluster.nic /= 10;
-    slow.cluster.gpu.launch_ns *= 10;
-    slow.cluster.nvlink_ns *= 10;
-    slow.cluster.nic_ns *= 10;
     for (int s = 0; s < SYSTEM_COUNT; s++) {
       Run a = run_plan(&spec, (SystemKind)s, 1), b = run_plan(&slow, (SystemKind)s, 1);
       assert_int_equal(a.n, b.n);
@@ -434,7 +396,7 @@ static void mixed_takes_whole_nodes(void **state)
   spec.plan.n_attention_gpus = spec.plan.n_ffn_gpus = 2;
   Run r = run_plan(&spec, SYSTEM_AF_PIPE, 1);
   assert_int_equal(r.n, 1);
-  assert_string_equal(r.plans[0].placement, "mixed");
+  assert_string_equal(plan_placement_name(r.plans[0].placement), "mixed");
   static const int first[] = {0, 4, 2, 6};
   for (int g = 0; g < 4; g++) {
     assert_int_equal(r.plans[0].groups[g].first_rank, first[g]);

@@ -16,32 +16,6 @@ static const SystemKind colocated[] = {SYSTEM_MEGATRON, SYSTEM_MEGATRON_OVERLAP,
                                        SYSTEM_COMET,    SYSTEM_DUALPIPE,         SYSTEM_DUALPIPEV};
 enum { N_COLOCATED = sizeof colocated / sizeof *colocated };
 
-typedef struct Run {
-  Arena *arena;
-  Plan plans[8];
-  int n;
-  bool infeasible;
-  char *text;
-  size_t length;
-} Run;
-
-static Run run_plan(const Spec *spec, SystemKind system, int most)
-{
-  Run r = {.arena = arena_new()};
-  FILE *out = open_memstream(&r.text, &r.length);
-  Diag *diag = diag_new(r.arena, out);
-  r.n = plan_candidates(r.arena, diag, spec, 0, system, r.plans, most, &r.infeasible);
-  assert_int_equal(r.n > 0, diag_errors(diag) == 0);
-  fclose(out);
-  return r;
-}
-
-static void end_run(Run *r)
-{
-  free(r->text);
-  arena_free(r->arena);
-}
-
 /* ---- plans ---- */
 
 /* Stages are contiguous and in order, each on the group that the order says, in every direction; the ways mirror each

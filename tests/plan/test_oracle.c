@@ -498,15 +498,15 @@ static void planner_finds_the_optimum(void **state)
       const Raw *r = &best.raw;
       print_error("case %d (%d nodes of %d, %d NICs): planner %.9g: R=%d p=%d,%d ranks %d,%d %s nics %d,%d\n", i,
                   spec.cluster.nodes, spec.cluster.gpus, spec.cluster.nics, plan.step_ns, plan.replicas, plan.p_att,
-                  plan.p_ffn, plan.groups[0].n_ranks, plan.groups[plan.n_groups - 1].n_ranks, plan.placement,
-                  plan.groups[0].nics, plan.groups[plan.n_groups - 1].nics);
+                  plan.p_ffn, plan.groups[0].n_ranks, plan.groups[plan.n_groups - 1].n_ranks,
+                  plan_placement_name(plan.placement), plan.groups[0].nics, plan.groups[plan.n_groups - 1].nics);
       print_error("enumeration %.9g: R=%d p=%d,%d ranks %d,%d mixed %d nics %d,%d\n", best.estimate, r->replicas,
                   r->p_att, r->p_ffn, r->m, r->n, r->mixed, r->att_nics, r->ffn_nics);
     }
     assert_true(fabs(plan.step_ns - best.estimate) <= 1e-9 * best.estimate);
     assert_string_equal(plan.solver.status, "optimal");
     seen += best.seen;
-    mixed += plan.placement[0] == 'm' && plan.replica_ranks > plan.ranks_per_node;
+    mixed += plan.placement == PLACE_MIXED && plan.replica_ranks > plan.ranks_per_node;
     several += plan.replica_ranks > plan.ranks_per_node;
     fclose(quiet);
     arena_free(arena);

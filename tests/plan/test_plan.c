@@ -13,35 +13,15 @@
 #include "runtime/moe_layout.h"
 #include "tests/plan/specs.h"
 
-/* One planning run and what it said. */
-typedef struct Run {
-  Arena *arena;
-  Plan plan;
-  bool ok, infeasible;
-  char *text;
-  size_t length;
-} Run;
-
-static Run run_plan(const Spec *spec)
+/* One plan by the spec's own system. */
+static Run run_one(const Spec *spec)
 {
-  Run r = {.arena = arena_new()};
-  FILE *out = open_memstream(&r.text, &r.length);
-  Diag *diag = diag_new(r.arena, out);
-  r.ok = plan_solve(r.arena, diag, spec, 0, spec->plan.system, &r.plan, &r.infeasible);
-  assert_int_equal(r.ok, diag_errors(diag) == 0);
-  fclose(out);
-  return r;
-}
-
-static void end_run(Run *r)
-{
-  free(r->text);
-  arena_free(r->arena);
+  return run_plan(spec, spec->plan.system, 1);
 }
 
 static void must_say(const Run *r, bool infeasible, const char *const *words)
 {
-  assert_false(r->ok);
+  assert_false(r->n);
   assert_int_equal(r->infeasible, infeasible);
   for (int i = 0; words[i]; i++) {
     if (!strstr(r->text, words[i])) {
@@ -96,12 +76,12 @@ static void any_stages_partition_any_layers(void **state)
       spec.plan.ffn_stages = ffn;
       spec.plan.attention_gpus = spec.plan.ffn_gpus = one;
       spec.plan.n_attention_gpus = spec.plan.n_ffn_gpus = 1;
-      Run r = run_plan(&spec);
+      Run r = run_one(&spec);
       if (stages <= layers && ffn <= layers - spec.model.dense.layers) {
-        assert_true(r.ok);
-        assert_int_equal(r.plan.p_att, stages);
-        assert_int_equal(r.plan.p_ffn, ffn);
-        assert_partition(&spec, &r.plan);
+        assert_true(r.n);
+        assert_int_equal(r.plans[0].p_att, stages);
+        assert_int_equal(r.plans[0].p_ffn, ffn);
+        assert_partition(&spec, &r.plans[0]);
       } else {
         MUST_SAY(&r, false, "stages = ", "layers");
       }
@@ -122,11 +102,11 @@ static void uneven_experts_and_sequences(void **state)
       spec.plan.attention_gpus = &m;
       spec.plan.ffn_gpus = &n;
       spec.plan.n_attention_gpus = spec.plan.n_ffn_gpus = 1;
-      Run r = run_plan(&spec);
-      assert_true(r.ok);
-      assert_partition(&spec, &r.plan);
-      assert_int_equal(r.plan.groups[0].n_ranks, m);
-      assert_int_equal(r.plan.groups[r.plan.p_att].n_ranks, n);
+      Run r = run_one(&spec);
+      assert_true(r.n);
+      assert_partition(&spec, &r.plans[0]);
+      assert_int_equal(r.plans[0].groups[0].n_ranks, m);
+      assert_int_equal(r.plans[0].groups[r.plans[0].p_att].n_ranks, n);
       end_run(&r);
     }
   }
@@ -147,18 +127,18 @@ static void unequal_groups_and_pins_are_kept(void **state)
   spec.plan.replicas = 1;
   spec.plan.ranks_per_node = 4;
   spec.plan.dedup = DEDUP_NODE;
-  Run r = run_plan(&spec);
-  assert_true(r.ok);
-  assert_partition(&spec, &r.plan);
+  Run r = run_one(&spec);
+  assert_true(r.n);
+  assert_partition(&spec, &r.plans[0]);
   for (int g = 0; g < 5; g++) {
-    assert_int_equal(r.plan.groups[g].n_ranks, g < 3 ? att[g] : ffn[g - 3]);
+    assert_int_equal(r.plans[0].groups[g].n_ranks, g < 3 ? att[g] : ffn[g - 3]);
   }
-  assert_int_equal(r.plan.mb_seqs, 6);
-  assert_int_equal(r.plan.micro_batches, 3);
-  assert_int_equal(r.plan.in_flight, 2);
-  assert_int_equal(r.plan.ranks_per_node, 4);
-  assert_int_equal(r.plan.dedup, DEDUP_NODE);
-  assert_string_equal(r.plan.solver.name, "pinned");
+  assert_int_equal(r.plans[0].mb_seqs, 6);
+  assert_int_equal(r.plans[0].micro_batches, 3);
+  assert_int_equal(r.plans[0].in_flight, 2);
+  assert_int_equal(r.plans[0].ranks_per_node, 4);
+  assert_int_equal(r.plans[0].dedup, DEDUP_NODE);
+  assert_string_equal(r.plans[0].solver.name, "pinned");
   end_run(&r);
 }
 
@@ -169,14 +149,14 @@ static void colocated_groups_have_both_roles(void **state)
   Spec spec = small_spec(&shape);
   spec.plan.placement = PLACE_COLOCATED;
   spec.plan.attention_stages = spec.plan.ffn_stages = 2;
-  Run r = run_plan(&spec);
-  assert_true(r.ok);
-  assert_string_equal(r.plan.placement, "colocated");
-  assert_int_equal(r.plan.n_groups, 2);
+  Run r = run_one(&spec);
+  assert_true(r.n);
+  assert_string_equal(plan_placement_name(r.plans[0].placement), "colocated");
+  assert_int_equal(r.plans[0].n_groups, 2);
   for (int l = 0; l < 4; l++) {
-    assert_int_equal(r.plan.att_group[l], l % 2);
-    assert_int_equal(r.plan.ffn_group[l], l % 2);
-    assert_int_equal(r.plan.groups[l % 2].role, PLAN_A | PLAN_F);
+    assert_int_equal(r.plans[0].att_group[l], l % 2);
+    assert_int_equal(r.plans[0].ffn_group[l], l % 2);
+    assert_int_equal(r.plans[0].groups[l % 2].role, PLAN_A | PLAN_F);
   }
   end_run(&r);
 }
@@ -189,12 +169,12 @@ static void one_gpu_is_too_few(void **state)
   ShapeSpec shape;
   Spec spec = small_spec(&shape);
   spec.cluster.gpus = 1;
-  Run r = run_plan(&spec);
+  Run r = run_one(&spec);
   MUST_SAY(&r, true, "need 2 GPUs", "has 1", "1 too few", "colocated");
   end_run(&r);
   spec.plan.placement = PLACE_COLOCATED;
-  r = run_plan(&spec);
-  assert_true(r.ok);
+  r = run_one(&spec);
+  assert_true(r.n);
   end_run(&r);
 }
 
@@ -211,18 +191,18 @@ static void memory_shortage_is_exact(void **state)
     spec.model.moe.imbalance = in_range(&seed, 0, 1) ? 1.3 : 0;
     spec.cluster.nodes = in_range(&seed, 1, 2);
     spec.cluster.gpu.memory = 1 << 20;
-    Run r = run_plan(&spec);
+    Run r = run_one(&spec);
     MUST_SAY(&r, true, "GPU memory is", "too little", "smallest change: memory = ");
     long mib = atol(strstr(r.text, "smallest change: memory = ") + strlen("smallest change: memory = "));
     end_run(&r);
     assert_true(mib > 1);
     spec.cluster.gpu.memory = (int64_t)mib << 20;
-    r = run_plan(&spec);
-    assert_true(r.ok);
+    r = run_one(&spec);
+    assert_true(r.n);
     end_run(&r);
     spec.cluster.gpu.memory = (int64_t)(mib - 1) << 20;
-    r = run_plan(&spec);
-    assert_false(r.ok);
+    r = run_one(&spec);
+    assert_false(r.n);
     assert_true(r.infeasible);
     end_run(&r);
   }
@@ -233,7 +213,7 @@ static void a_large_model_does_not_fit_one_node(void **state)
   (void)state;
   ShapeSpec shape;
   Spec spec = large_spec(&shape, 1);
-  Run r = run_plan(&spec);
+  Run r = run_one(&spec);
   MUST_SAY(&r, true, "GPU memory is", "smallest change");
   end_run(&r);
 }
@@ -247,7 +227,7 @@ static void contradictions_are_named(void **state)
   spec.plan.attention_gpus = three;
   spec.plan.n_attention_gpus = 3;
   spec.plan.attention_stages = 2;
-  Run r = run_plan(&spec);
+  Run r = run_one(&spec);
   MUST_SAY(&r, false, "lists 3 groups", "attention_stages = 2");
   end_run(&r);
 
@@ -255,14 +235,14 @@ static void contradictions_are_named(void **state)
   spec.cluster.gpus = 16;
   spec.plan.ffn_gpus = &nine;
   spec.plan.n_ffn_gpus = 1;
-  r = run_plan(&spec);
+  r = run_one(&spec);
   MUST_SAY(&r, false, "ffn_gpus = 9", "8 experts");
   end_run(&r);
 
   spec = base;
   spec.cluster.gpus = 64;
   spec.plan.replicas = 17;
-  r = run_plan(&spec);
+  r = run_one(&spec);
   MUST_SAY(&r, false, "replicas = 17", "16 sequences");
   end_run(&r);
 
@@ -270,20 +250,20 @@ static void contradictions_are_named(void **state)
   spec.plan.placement = PLACE_COLOCATED;
   spec.plan.attention_stages = 2;
   spec.plan.ffn_stages = 3;
-  r = run_plan(&spec);
+  r = run_one(&spec);
   MUST_SAY(&r, false, "attention_stages = 2", "ffn_stages = 3");
   end_run(&r);
 
   spec = base;
   spec.plan.replicas = 5;
-  r = run_plan(&spec);
+  r = run_one(&spec);
   MUST_SAY(&r, true, "need 10 GPUs", "has 8", "2 too few");
   end_run(&r);
 
   spec = base;
   spec.plan.attention_nics = 5;
   spec.plan.ffn_nics = 4;
-  r = run_plan(&spec);
+  r = run_one(&spec);
   MUST_SAY(&r, true, "= 9", "has 8 NICs");
   end_run(&r);
 }
@@ -294,16 +274,16 @@ static void nics_are_needed_only_between_nodes(void **state)
   ShapeSpec shape;
   Spec spec = small_spec(&shape);
   spec.cluster.nics = 0;
-  Run r = run_plan(&spec);
-  assert_true(r.ok);
-  assert_int_equal(r.plan.n_nics, 0);
+  Run r = run_one(&spec);
+  assert_true(r.n);
+  assert_int_equal(r.plans[0].n_nics, 0);
   end_run(&r);
   spec.cluster.nodes = 2;
   spec.plan.attention_stages = spec.plan.ffn_stages = 4;
   int two = 2;
   spec.plan.attention_gpus = spec.plan.ffn_gpus = &two;
   spec.plan.n_attention_gpus = spec.plan.n_ffn_gpus = 1;
-  r = run_plan(&spec);
+  r = run_one(&spec);
   MUST_SAY(&r, true, "0 NICs", "16 GPUs spans nodes of 8");
   end_run(&r);
 }
@@ -321,13 +301,13 @@ static void every_node_limit_gives_a_plan(void **state)
       Spec spec = large_spec(&shape, big ? 128 : 16);
       spec.plan.node_limit = limits[i];
       spec.plan.gap = 0;
-      Run r = run_plan(&spec);
-      assert_true(r.ok);
-      assert_partition(&spec, &r.plan);
-      assert_true(r.plan.step_ns <= last * (1 + 1e-9));
-      last = r.plan.step_ns;
+      Run r = run_one(&spec);
+      assert_true(r.n);
+      assert_partition(&spec, &r.plans[0]);
+      assert_true(r.plans[0].step_ns <= last * (1 + 1e-9));
+      last = r.plans[0].step_ns;
       print_message("%d GPUs, %d nodes: step %.4f s, %s, %.0f ms\n", big ? 1024 : 128, limits[i], last / 1e9,
-                    r.plan.solver.status, r.plan.solver.ms);
+                    r.plans[0].solver.status, r.plans[0].solver.ms);
       end_run(&r);
     }
   }
@@ -338,10 +318,10 @@ static void the_cluster_is_used(void **state)
   (void)state;
   ShapeSpec shape;
   Spec spec = large_spec(&shape, 32);
-  Run r = run_plan(&spec);
-  assert_true(r.ok);
-  assert_true(r.plan.replicas * r.plan.replica_ranks >= 256 * 9 / 10);
-  assert_true(r.plan.mfu > 0.1 && r.plan.mfu < 0.7);
+  Run r = run_one(&spec);
+  assert_true(r.n);
+  assert_true(r.plans[0].replicas * r.plans[0].replica_ranks >= 256 * 9 / 10);
+  assert_true(r.plans[0].mfu > 0.1 && r.plans[0].mfu < 0.7);
   end_run(&r);
 }
 
@@ -367,7 +347,7 @@ static Spec random_cluster(unsigned long long *seed, ShapeSpec *shape)
 static bool same_plan(const Plan *a, const Plan *b)
 {
   bool same = a->replicas == b->replicas && a->p_att == b->p_att && a->p_ffn == b->p_ffn &&
-              a->n_groups == b->n_groups && strcmp(a->placement, b->placement) == 0 && a->in_flight == b->in_flight;
+              a->n_groups == b->n_groups && a->placement == b->placement && a->in_flight == b->in_flight;
   for (int i = 0; same && i < a->n_groups; i++) {
     same = a->groups[i].n_ranks == b->groups[i].n_ranks && a->groups[i].nics == b->groups[i].nics;
   }
@@ -380,19 +360,12 @@ static void scaled_times_keep_the_plan(void **state)
   unsigned long long seed = 5;
   for (int i = 0; i < 60; i++) {
     ShapeSpec shape;
-    Spec spec = random_cluster(&seed, &shape), slow = spec;
-    slow.cluster.gpu.flops /= 10;
-    slow.cluster.gpu.hbm /= 10;
-    slow.cluster.nvlink /= 10;
-    slow.cluster.nic /= 10;
-    slow.cluster.gpu.launch_ns *= 10;
-    slow.cluster.nvlink_ns *= 10;
-    slow.cluster.nic_ns *= 10;
-    Run a = run_plan(&spec), b = run_plan(&slow);
-    assert_int_equal(a.ok, b.ok);
-    if (a.ok) {
-      assert_true(same_plan(&a.plan, &b.plan));
-      assert_true(fabs(b.plan.step_ns - 10 * a.plan.step_ns) <= 1e-9 * b.plan.step_ns);
+    Spec spec = random_cluster(&seed, &shape), slow = spec_tenfold_times(&spec);
+    Run a = run_one(&spec), b = run_one(&slow);
+    assert_int_equal(a.n, b.n);
+    if (a.n) {
+      assert_true(same_plan(&a.plans[0], &b.plans[0]));
+      assert_true(fabs(b.plans[0].step_ns - 10 * a.plans[0].step_ns) <= 1e-9 * b.plans[0].step_ns);
     }
     end_run(&a);
     end_run(&b);
@@ -407,20 +380,15 @@ static void more_of_anything_is_never_slower(void **state)
   for (int i = 0; i < 60; i++) {
     ShapeSpec shape;
     Spec spec = random_cluster(&seed, &shape);
-    Run base = run_plan(&spec);
-    for (int what = 0; what < 5 && base.ok; what++) {
-      Spec more = spec;
-      more.cluster.gpu.memory *= what == 0 ? 2 : 1;
-      more.cluster.nic *= what == 1 ? 2 : 1;
-      more.cluster.nvlink *= what == 2 ? 2 : 1;
-      more.cluster.gpu.flops *= what == 3 ? 2 : 1;
-      more.cluster.gpu.hbm *= what == 4 ? 2 : 1;
-      Run r = run_plan(&more);
-      assert_true(r.ok);
-      assert_true(r.plan.step_ns <= base.plan.step_ns * (1 + 1e-9));
+    Run base = run_one(&spec);
+    for (int what = 0; what < DOUBLES && base.n; what++) {
+      Spec more = spec_with_double(&spec, what);
+      Run r = run_one(&more);
+      assert_true(r.n);
+      assert_true(r.plans[0].step_ns <= base.plans[0].step_ns * (1 + 1e-9));
       end_run(&r);
     }
-    solved += base.ok;
+    solved += base.n;
     end_run(&base);
   }
   assert_true(solved > 30);
@@ -446,10 +414,10 @@ static void the_same_spec_gives_the_same_bytes(void **state)
   for (int i = 0; i < 20; i++) {
     ShapeSpec shape;
     Spec spec = random_cluster(&seed, &shape);
-    Run a = run_plan(&spec), b = run_plan(&spec);
+    Run a = run_one(&spec), b = run_one(&spec);
     assert_string_equal(a.text, b.text);
-    if (a.ok) {
-      char *x = as_json(&spec, &a.plan), *y = as_json(&spec, &b.plan);
+    if (a.n) {
+      char *x = as_json(&spec, &a.plans[0]), *y = as_json(&spec, &b.plans[0]);
       assert_string_equal(x, y);
       free(x);
       free(y);
@@ -487,23 +455,23 @@ static void json_has_the_contracts_keys(void **state)
   static const char *const solver_keys[] = {"name", "status", "gap", "ms", NULL};
   ShapeSpec shape;
   Spec spec = small_spec(&shape);
-  Run r = run_plan(&spec);
-  assert_true(r.ok);
-  char *text = as_json(&spec, &r.plan);
+  Run r = run_one(&spec);
+  assert_true(r.n);
+  char *text = as_json(&spec, &r.plans[0]);
   json_t *o = json_loads(text, 0, NULL);
   assert_keys(o, plan_keys);
   json_t *groups = json_object_get(o, "groups");
-  assert_int_equal(json_array_size(groups), r.plan.n_groups);
+  assert_int_equal(json_array_size(groups), r.plans[0].n_groups);
   assert_keys(json_array_get(groups, 0), group_keys);
   assert_keys(json_object_get(json_array_get(groups, 0), "memory"), memory_keys);
   assert_keys(json_object_get(o, "solver"), solver_keys);
-  assert_int_equal(json_array_size(json_object_get(o, "ffn_gpus")), r.plan.p_ffn);
+  assert_int_equal(json_array_size(json_object_get(o, "ffn_gpus")), r.plans[0].p_ffn);
   json_decref(o);
   free(text);
   text = NULL;
   size_t size = 0;
   FILE *out = open_memstream(&text, &size);
-  plan_print(&spec, &r.plan, out);
+  plan_print(&spec, &r.plans[0], out);
   fclose(out);
   assert_non_null(strstr(text, "binds: "));
   assert_non_null(strstr(text, "MFU"));
@@ -520,9 +488,9 @@ static void the_checker_sees_damage(void **state)
     Spec spec = small_spec(&shape);
     spec.plan.attention_stages = spec.plan.ffn_stages = 2;
     spec.plan.replicas = 2;
-    Run r = run_plan(&spec);
-    assert_true(r.ok);
-    Plan *p = &r.plan;
+    Run r = run_one(&spec);
+    assert_true(r.n);
+    Plan *p = &r.plans[0];
     switch (damage) {
     case 1:
       p->groups[1].first_rank = p->groups[0].first_rank;

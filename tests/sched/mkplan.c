@@ -94,7 +94,7 @@ static void map_stages(Arena *arena, const MkPlan *mk, Plan *plan)
 void mk_plan(Arena *arena, const MkPlan *mk, const Spec *spec, Plan *plan)
 {
   bool origin = plan_system_colocated(mk->system), both = origin || mk->colocated;
-  *plan = (Plan){.system = mk->system, .placement = both ? "colocated" : "separate"};
+  *plan = (Plan){.system = mk->system, .placement = both ? PLACE_COLOCATED : PLACE_SEPARATE};
   int seqs = mk->seqs ? mk->seqs : 1, most = 0;
   plan->replicas = mk->replicas ? mk->replicas : 1;
   plan->p_att = mk->p_att;
@@ -133,4 +133,18 @@ void mk_plan(Arena *arena, const MkPlan *mk, const Spec *spec, Plan *plan)
   shape->global_batch = plan->mb_seqs * mk->micro_batches * plan->replicas;
   plan->shape = shape;
   (void)spec;
+}
+
+bool mk_schedule(Built *b)
+{
+  Diag *diag = diag_new(b->arena, stderr);
+  return sched_build(b->arena, diag, &b->spec, &b->plan, &b->sched) && sched_check(diag, &b->spec, &b->plan, &b->sched);
+}
+
+bool mk_build(const MkPlan *mk, Built *b)
+{
+  b->arena = arena_new();
+  mk_spec(mk, &b->spec);
+  mk_plan(b->arena, mk, &b->spec, &b->plan);
+  return mk_schedule(b);
 }

@@ -33,4 +33,17 @@ typedef struct MkPlan {
 void mk_spec(const MkPlan *, Spec *);
 void mk_plan(Arena *, const MkPlan *, const Spec *, Plan *);
 
+/* A plan with its schedule. */
+typedef struct Built {
+  Arena *arena;
+  Spec spec;
+  Plan plan;
+  Schedule sched;
+} Built;
+
+/* Spec, plan and schedule. False, and why on stderr, if the schedule cannot be built or does not pass its checker. */
+bool mk_build(const MkPlan *, Built *);
+/* The same from a plan that is there. */
+bool mk_schedule(Built *);
+
 #endif

@@ -13,21 +13,9 @@
 #include "tests/sched/mkplan.h"
 #include "tests/sched/ranks.h"
 
-typedef struct Built {
-  Arena *arena;
-  Spec spec;
-  Plan plan;
-  Schedule sched;
-} Built;
-
 static void build(const MkPlan *mk, Built *b)
 {
-  b->arena = arena_new();
-  Diag *diag = diag_new(b->arena, stderr);
-  mk_spec(mk, &b->spec);
-  mk_plan(b->arena, mk, &b->spec, &b->plan);
-  bool ok =
-      sched_build(b->arena, diag, &b->spec, &b->plan, &b->sched) && sched_check(diag, &b->spec, &b->plan, &b->sched);
+  bool ok = mk_build(mk, b);
   if (!ok) {
     print_error(
         "layers %d groups %d+%d ranks %d:%d micro-batches %d in flight %d replicas %d node %d/%d colocated %d\n",

@@ -23,16 +23,10 @@ enum { FREE_LINKS, BUSY_LINKS, LINKS, N_WORST };
 
 static void one_plan(const MkPlan *mk, Worst worst[N_WORST])
 {
-  Arena *arena = arena_new();
-  Diag *diag = diag_new(arena, stderr);
-  Spec spec;
-  Plan plan;
-  Schedule sched;
-  mk_spec(mk, &spec);
-  mk_plan(arena, mk, &spec, &plan);
-  assert_true(sched_build(arena, diag, &spec, &plan, &sched) && sched_check(diag, &spec, &plan, &sched));
-  SchedBound b = sched_bound(&spec, &plan);
-  double gap = (double)sched.pipe_ns / (double)b.ns - 1, links = (double)b.link_ns / (double)b.compute_ns;
+  Built built;
+  assert_true(mk_build(mk, &built));
+  SchedBound b = sched_bound(&built.spec, &built.plan);
+  double gap = (double)built.sched.pipe_ns / (double)b.ns - 1, links = (double)b.link_ns / (double)b.compute_ns;
   Worst *w = &worst[b.compute_ns < b.ns ? LINKS : links > 0.7 ? BUSY_LINKS : FREE_LINKS];
   if (gap > w->limit) {
     print_message("%d layers on %d + %d groups of %d and %d, seq %d%s: %.2f %% over %s\n", mk->layers, mk->p_att,
@@ -42,7 +36,7 @@ static void one_plan(const MkPlan *mk, Worst worst[N_WORST])
   w->gap = gap > w->gap ? gap : w->gap;
   w->sum += gap;
   w->n++;
-  arena_free(arena);
+  arena_free(built.arena);
 }
 
 static void close_to_bound(void **state)

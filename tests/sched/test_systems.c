@@ -69,50 +69,24 @@ static void layer_plan(Arena *arena, const Case *k, const Spec *spec, Plan *plan
 {
   MkPlan mk = {.layers = k->layers,
                .p_att = k->p,
-               .colocated = true,
                .m = {k->relay ? 4 : 2},
                .micro_batches = k->m,
                .seq = 64,
                .node = k->relay,
-               .ranks_per_node = k->relay ? 2 : 0};
+               .ranks_per_node = k->relay ? 2 : 0,
+               .system = k->system,
+               .virtual_stages = k->v,
+               .chunks = k->chunks,
+               .mb_group = k->g};
   mk_plan(arena, &mk, spec, plan);
-  StageIn in = stages_of(k);
-  int n = k->layers;
-  plan->system = k->system;
-  plan->ways = k->system == SYSTEM_DUALPIPE ? 2 : 1;
-  plan->chunks = k->chunks ? k->chunks : 1;
-  plan->n_stages = stage_count(&in);
-  plan->mb_group = k->g;
-  plan->att_group = arena_new_array(arena, int, 2 * ((size_t)n + 1));
-  plan->ffn_group = arena_new_array(arena, int, 2 * (size_t)n);
-  plan->combine_group = arena_new_array(arena, int, 2 * (size_t)n);
-  for (int way = 0; way < plan->ways; way++) {
-    for (int layer = 0; layer <= n; layer++) {
-      int holder = layer < n ? layer : n - 1; /* the head stays where the last layer is */
-      int group = plan_stage_group(plan, way, (int)moe_part_of(n, plan->n_stages, holder));
-      plan->att_group[way * (n + 1) + layer] = group;
-      if (layer < n) {
-        plan->ffn_group[way * n + layer] = plan->combine_group[way * n + layer] = group;
-      }
-    }
-  }
 }
-
-typedef struct Built {
-  Arena *arena;
-  Spec spec;
-  Plan plan;
-  Schedule sched;
-} Built;
 
 static void build(const Case *k, Built *b)
 {
   b->arena = arena_new();
-  Diag *diag = diag_new(b->arena, stderr);
   layer_spec(k, &b->spec);
   layer_plan(b->arena, k, &b->spec, &b->plan);
-  bool ok =
-      sched_build(b->arena, diag, &b->spec, &b->plan, &b->sched) && sched_check(diag, &b->spec, &b->plan, &b->sched);
+  bool ok = mk_schedule(b);
   if (!ok) {
     print_error("system %d p %d v %d layers %d (%d dense) M %d G %d chunks %d\n", (int)k->system, k->p, k->v, k->layers,
                 k->dense, k->m, k->g, k->chunks);

@@ -5,6 +5,7 @@
 
   cpu       trials that really train; the tuned spec reads back as the same plan
   failing   a trial that fails is a row with its reason; if all fail, exit code 1
+  signals   a signal ends the trial that runs, or the compiling, and moec after it; nothing is left behind
   repeat    the same measurements, the same trials and the same text
   pinned    what the spec pins is left alone; a spec with no plan at all ends with exit code 3
   usage     wrong options: one line, exit code 2
@@ -17,8 +18,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 FREE = """use "{specs}/hardware/cpu.moespec"
 model tiny {{ layers = 4;  hidden = 64;  vocab = 256
@@ -106,6 +109,76 @@ def case_failing(case):
     check("none of 2 trials ran" in done.stderr, done.stderr)
     done = case.moec("tune", spec, "--launch", "kill -9 $$ {log}", "--trials", "1", code=1)
     check("failed: ended by signal 9" in done.stdout, done.stdout)
+    case.no_rest()
+
+
+def wait_for(what, text, seconds=60):
+    end = time.monotonic() + seconds
+    while not what():
+        check(time.monotonic() < end, f"no {text} after {seconds} s")
+        time.sleep(0.02)
+
+
+def running(group):
+    """Processes of a process group."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+                state, _, of = f.read().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of) == group and state != "Z":
+            found.append(int(pid))
+    return found
+
+
+def signalled(case, sig, whole_group, mark, words):
+    """Starts `moec tune`, sends it a signal when the file `mark` has a line, and returns exit code and what it said."""
+    def defaults():
+        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(s, signal.SIG_DFL)
+
+    process = subprocess.Popen([case.args.moec, "tune", *words], env=case.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, start_new_session=True, preexec_fn=defaults)
+    wait_for(lambda: process.poll() is not None or os.path.exists(mark) and open(mark, encoding="ascii").read().endswith("\n"),
+             f"trial before {sig}")
+    begin = time.monotonic()
+    (os.killpg if whole_group else os.kill)(process.pid, sig)
+    out, err = process.communicate(timeout=60)
+    took = time.monotonic() - begin
+    check(took < 20, f"{sig}: took {took:.1f} s to end")
+    return process.returncode, out, err
+
+
+def case_signals(case):
+    spec, mark, ran = case.free("free.moespec", "replicas = 1"), case.path("mark"), case.path("ran")
+    command = f"if [ -e {ran} ]; then echo $$ > {mark}; sleep 300 | sleep 300; fi; touch {ran}; " + write_log("5.0")
+    for sig, code in ((signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)):
+        for whole_group in (False, True):  # kill, or Ctrl-C in a terminal
+            got, out, err = signalled(case, sig, whole_group, mark, [spec, "--launch", command, "--trials", "3"])
+            check(got == code, f"{sig}: exit code {got}, not {code}\n{out}{err}")
+            check(len(rows(out)) == 1 and "interrupted after 1 of 3 trials" in err, out + err)
+            group = int(open(mark, encoding="ascii").read())
+            check(not running(group), f"{sig}: the trial still runs: {running(group)}")
+            case.no_rest()
+            os.remove(mark)
+            os.remove(ran)
+    # a trial that does not listen is killed once its shell has gone
+    command = f"(trap '' TERM; echo $$ > {mark}; sleep 300; sleep 300) & sleep 300; : {{log}}"
+    got, out, err = signalled(case, signal.SIGTERM, False, mark, [spec, "--launch", command])
+    check(got == -signal.SIGTERM and not running(int(open(mark, encoding="ascii").read())), f"exit code {got}\n{out}{err}")
+    case.no_rest()
+    os.remove(mark)
+    # while it compiles
+    compiler = case.path("cc")
+    with open(compiler, "w", encoding="ascii") as f:
+        f.write(f'#!/bin/sh\ncase " $* " in *" -c "*) echo >> {mark}; sleep 3;; esac\nexec cc "$@"\n')
+    os.chmod(compiler, 0o755)
+    case.env["MOEC_CACHE"] = case.path("objects")
+    got, out, err = signalled(case, signal.SIGTERM, False, mark, [spec, "--cc", compiler, "--steps", "3"])
+    started = open(mark, encoding="ascii").read().count("\n")
+    check(got == -signal.SIGTERM and started <= os.cpu_count(), f"exit code {got}, {started} compilers\n{out}{err}")
     case.no_rest()
 
 

@@ -140,7 +140,7 @@ static bool link_train(Arena *arena, Diag *diag, const char *folder, const char 
   }
   argv[argc++] = arena_strndup(arena, options->runtime_lib, strlen(options->runtime_lib));
   argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, options->cflags);
-  argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, "-lopenblas -lpthread -lm -o");
+  argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, "-lopenblas -ljansson -lpthread -lm -o");
   argv[argc++] = arena_printf(arena, "%s/train", folder);
   argv[argc] = NULL;
   const char *log = arena_printf(arena, "%s/link.log", folder);

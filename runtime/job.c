@@ -260,8 +260,8 @@ static MoeStatus commit_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
   if (batch->fd >= 0) {
     MOE_TRY(write_batch(batch, run));
   }
-  MOE_TRY(moe_file_commit(&run->grads));
-  MOE_TRY(moe_file_commit(&run->weights));
+  MOE_TRY(moe_st_commit(&run->grads));
+  MOE_TRY(moe_st_commit(&run->weights));
   MOE_TRY(moe_file_commit(trace));
   return moe_file_commit(batch);
 }
@@ -282,8 +282,8 @@ static int run_job(MoeRun *run)
       code = 1;
     }
   }
-  moe_file_abandon(&run->grads);
-  moe_file_abandon(&run->weights);
+  moe_st_abandon(&run->grads);
+  moe_st_abandon(&run->weights);
   moe_file_abandon(&trace);
   moe_file_abandon(&batch);
   for (int32_t k = 0; k < moe_n_shapes(run->bundle); k++) {
@@ -355,8 +355,8 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
                     .wirings = wirings,
                     .data = data,
                     .shared = &shared,
-                    .grads = MOE_NO_FILE,
-                    .weights = MOE_NO_FILE,
+                    .grads = MOE_NO_ST_WRITER,
+                    .weights = MOE_NO_ST_WRITER,
                     .report = {.log_fd = -1}};
       if (shapes > 1 && options.shape == NULL && options.shapes == NULL) {
         moe_note("all steps take shape %s, the first of %d (--shape and --shapes choose others)", bundle->shape,

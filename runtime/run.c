@@ -75,9 +75,9 @@ static MoeStatus load_batch(const Now *now, bool held_out)
   return MOE_OK;
 }
 
-static MoeStatus dump(const MoeRun *run, MoeExec *x, const MoeFile *file, bool gradients)
+static MoeStatus dump(const MoeRun *run, MoeExec *x, const MoeStWriter *file, bool gradients)
 {
-  if (file->fd < 0) {
+  if (file->file.fd < 0) {
     return MOE_OK;
   }
   set_phase(x, MOE_PHASE_SAVE);

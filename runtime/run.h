@@ -3,9 +3,9 @@
 #define MOE_RUN_H
 
 #include "runtime/data.h"
-#include "runtime/file.h"
 #include "runtime/options.h"
 #include "runtime/report.h"
+#include "runtime/safetensors.h"
 
 /* Made by the launcher before the fork, so every rank has it. */
 typedef struct MoeRun {
@@ -15,8 +15,8 @@ typedef struct MoeRun {
   const MoeWiring *wirings; /* of each shape */
   MoeShared *shared;
   MoeData *data; /* of each shape: the same file */
-  MoeFile grads;
-  MoeFile weights;
+  MoeStWriter grads;
+  MoeStWriter weights;
   MoeReport report; /* rank 0 uses it */
 } MoeRun;
 

@@ -1,109 +1,167 @@
-/* Reads token files through a mapping that the launcher makes and the ranks inherit. */
 #include "runtime/data.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <stdio.h>
+#include <stdlib.h>
 
+#include "runtime/data_find.h"
 #include "runtime/init.h"
 #include "runtime/log.h"
 
-#define CHECK_AT_START_BYTES (64u << 20)
+#define CHECK_AT_START_BYTES (64 << 20)
 
-static size_t token_bytes(MoeFormat format)
+const char *const moe_format_names[MOE_N_FORMATS] = {"auto", "bytes", "uint16", "uint32", "llmc", "indexed"};
+
+static MoeTokenRange allowed(const MoeData *d)
 {
-  return format == MOE_FORMAT_BYTES ? 1 : format == MOE_FORMAT_UINT16 ? 2 : 4;
+  return (MoeTokenRange){.vocab = d->in.vocab, .mask = d->in.mask_token};
 }
 
-static uint32_t token_at(const MoeData *d, int64_t i)
+static MoeStatus too_short(const MoeData *d)
 {
-  const uint8_t *p = d->base + (size_t)i * token_bytes(d->format);
-  switch (d->format) {
-  case MOE_FORMAT_BYTES:
-    return p[0];
-  case MOE_FORMAT_UINT16:
-    return p[0] | (uint32_t)p[1] << 8;
-  case MOE_FORMAT_UINT32:
-    break;
-  }
-  return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static MoeStatus check_id(const MoeData *d, int64_t i, uint32_t id)
-{
-  if (id < (uint32_t)d->vocab) {
-    return MOE_OK;
-  }
-  moe_error("%s: token %lld (byte %lld) is id %u, but the model's vocabulary has %d", d->path, (long long)i,
-            (long long)i * (long long)token_bytes(d->format), id, d->vocab);
+  moe_error("data file %s has %lld tokens, %lld of them for training, but one sample needs %d (sequence length %d + 1)",
+            d->in.path, (long long)d->tokens, (long long)d->train_tokens, d->in.seq + 1, d->in.seq);
   return MOE_EINVAL;
 }
 
-static MoeStatus map_file(MoeData *d)
+/* Whole steps of a shard, so that a step never lies in two. */
+static int64_t shard_samples(const MoeData *d, int64_t tokens)
 {
-  int fd = open(d->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    moe_error("cannot open data file %s: %s", d->path, strerror(errno));
-    return MOE_EIO;
+  int64_t step = (int64_t)d->in.batch * d->in.seq;
+  return (tokens - 1) / step * d->in.batch;
+}
+
+/* Cuts every file where the held-out part begins, counting over all. */
+static MoeStatus cut_pieces(MoeData *d)
+{
+  int64_t *n[2] = {&d->n_train, &d->n_eval};
+  int64_t before = 0;
+  for (int part = 0; part < 2; part++) {
+    d->pieces[part] = calloc((size_t)d->n_files, sizeof *d->pieces[part]);
+    if (d->pieces[part] == NULL) {
+      moe_error("out of memory for the parts of %d data files", d->n_files);
+      return MOE_ENOMEM;
+    }
   }
-  struct stat st;
-  if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-    moe_error("data file %s is %s, not a regular file", d->path,
-              S_ISDIR(st.st_mode) ? "a directory" : "a special file");
-    close(fd);
-    return MOE_EIO;
+  for (int32_t f = 0; f < d->n_files; f++) {
+    int64_t tokens = d->files[f].tokens;
+    int64_t cut = d->train_tokens - before;
+    cut = cut < 0 ? 0 : cut > tokens ? tokens : cut;
+    int64_t size[2] = {cut, tokens - cut};
+    for (int part = 0; part < 2; part++) {
+      bool steps = part == 0 && d->format == MOE_FORMAT_LLMC;
+      int64_t own = size[part] < 1 ? 0 : steps ? shard_samples(d, size[part]) : (size[part] - 1) / d->in.seq;
+      d->pieces[part][f] = (MoePiece){f, part == 0 ? 0 : cut, size[part], *n[part], own};
+      *n[part] += own;
+    }
+    before += tokens;
   }
-  d->bytes = (size_t)st.st_size;
-  if (d->bytes % token_bytes(d->format) != 0) {
-    moe_error("data file %s has %zu bytes, not a multiple of the format's %zu", d->path, d->bytes,
-              token_bytes(d->format));
-    close(fd);
-    return MOE_EINVAL;
-  }
-  void *base = d->bytes == 0 ? NULL : mmap(NULL, d->bytes, PROT_READ, MAP_SHARED, fd, 0);
-  int map_errno = errno;
-  close(fd);
-  if (base == MAP_FAILED) {
-    moe_error("cannot map data file %s: %s", d->path, strerror(map_errno));
-    return MOE_EIO;
-  }
-  d->base = base;
   return MOE_OK;
 }
 
-MoeStatus moe_data_open(MoeData *d, const char *path, MoeFormat format, double holdout, int32_t seq, int32_t vocab,
-                        uint64_t seed)
+/* A shard that does not hold a step would be left out without a word. */
+static MoeStatus check_shards(const MoeData *d)
 {
-  *d = (MoeData){.path = path, .format = format, .seq = seq, .vocab = vocab, .seed = seed};
-  MOE_TRY(map_file(d));
-  d->tokens = (int64_t)(d->bytes / token_bytes(format));
-  d->train_tokens = d->tokens - (int64_t)((double)d->tokens * holdout);
-  d->n_train = d->train_tokens > 0 ? (d->train_tokens - 1) / seq : 0;
-  int64_t held = d->tokens - d->train_tokens;
-  d->n_eval = held > 0 ? (held - 1) / seq : 0;
-  if (d->n_train < 1) {
-    moe_error(
-        "data file %s has %lld tokens, %lld of them for training, but one sample needs %d (sequence length %d + 1)",
-        path, (long long)d->tokens, (long long)d->train_tokens, seq + 1, seq);
-    return MOE_EINVAL;
-  }
-  if (d->bytes < CHECK_AT_START_BYTES) {
-    for (int64_t i = 0; i < d->tokens; i++) {
-      MOE_TRY(check_id(d, i, token_at(d, i)));
+  int64_t step = (int64_t)d->in.batch * d->in.seq + 1;
+  for (int32_t f = 0; f < d->n_files; f++) {
+    if (d->files[f].tokens < step) {
+      moe_error("data file %s has %lld tokens, but a step of %d sequences of %d needs %lld", d->files[f].path,
+                (long long)d->files[f].tokens, d->in.batch, d->in.seq, (long long)step);
+      return MOE_EINVAL;
     }
   }
   return MOE_OK;
 }
 
+static MoeStatus open_pieces(MoeData *d)
+{
+  for (int32_t f = 0; f < d->n_files; f++) {
+    d->tokens += d->files[f].tokens;
+  }
+  d->train_tokens = d->tokens - (int64_t)((double)d->tokens * d->in.holdout);
+  if (d->format == MOE_FORMAT_LLMC) {
+    MOE_TRY(check_shards(d));
+  }
+  MOE_TRY(cut_pieces(d));
+  if (d->n_train > 0) {
+    return MOE_OK;
+  }
+  if (d->format != MOE_FORMAT_LLMC || d->train_tokens <= d->in.seq) {
+    return too_short(d);
+  }
+  moe_error(
+      "no file of %s has the %lld tokens of a step of %d sequences of %d for training, %lld of %lld being held out",
+      d->in.path, (long long)d->in.batch * d->in.seq + 1, d->in.batch, d->in.seq,
+      (long long)(d->tokens - d->train_tokens), (long long)d->tokens);
+  return MOE_EINVAL;
+}
+
+/* Parts are whole sequences. Halves are rounded to even, as where the format comes from. */
+static int64_t first_held_out(int64_t n, double holdout)
+{
+  double cut = (1 - holdout) * (double)n;
+  int64_t whole = (int64_t)cut;
+  double rest = cut - (double)whole;
+  return whole + (rest > 0.5 || (rest == 0.5 && whole % 2 == 1));
+}
+
+static MoeStatus open_orders(MoeData *d)
+{
+  int64_t n = d->index.n_seqs, cut = first_held_out(n, d->in.holdout);
+  int64_t samples = d->in.samples > 0 ? d->in.samples : 1;
+  MOE_TRY(moe_order_build(&d->orders[0], &d->index, 0, cut, d->in.seq, samples, d->in.seed));
+  MOE_TRY(moe_order_build(&d->orders[1], &d->index, cut, n, d->in.seq, 0, 0));
+  d->train_tokens = d->orders[0].tokens;
+  d->tokens = d->train_tokens + d->orders[1].tokens;
+  d->n_train = d->orders[0].n_samples;
+  d->n_eval = d->orders[1].n_samples;
+  return d->n_train > 0 ? MOE_OK : too_short(d);
+}
+
+static MoeStatus check_ids(const MoeData *d)
+{
+  int64_t bytes = 0;
+  MoeTokenRange range = allowed(d);
+  for (int32_t f = 0; f < d->n_files; f++) {
+    bytes += d->files[f].bytes;
+  }
+  for (int32_t f = 0; f < d->n_files && bytes < CHECK_AT_START_BYTES; f++) {
+    MOE_TRY(moe_tokens_read(&d->files[f], 0, d->files[f].tokens, &range, NULL));
+  }
+  return MOE_OK;
+}
+
+MoeStatus moe_data_open(MoeData *d, const MoeDataIn *in)
+{
+  *d = (MoeData){.in = *in};
+  MOE_TRY(moe_data_find(d));
+  MOE_TRY(d->format == MOE_FORMAT_INDEXED ? open_orders(d) : open_pieces(d));
+  return check_ids(d);
+}
+
 void moe_data_close(MoeData *d)
 {
-  if (d->base != NULL) {
-    munmap(d->base, d->bytes);
-    d->base = NULL;
+  for (int32_t f = 0; f < d->n_files; f++) {
+    moe_tokens_close(&d->files[f]);
   }
+  for (int part = 0; part < 2; part++) {
+    free(d->pieces[part]);
+    moe_order_free(&d->orders[part]);
+  }
+  moe_index_close(&d->index);
+  free(d->index_path);
+  free(d->files);
+  *d = (MoeData){0};
+}
+
+void moe_data_describe(const MoeData *d, char *text, size_t n)
+{
+  char what[64];
+  snprintf(what, sizeof what, "%lld sequences", (long long)d->index.n_seqs);
+  if (d->format != MOE_FORMAT_INDEXED) {
+    snprintf(what, sizeof what, "%d file%s", d->n_files, d->n_files > 1 ? "s" : "");
+  }
+  snprintf(text, n, "%s, %s of %s, %lld tokens, %lld of them for training", moe_format_names[d->format], what,
+           moe_token_type_name(d->files[0].type), (long long)d->tokens, (long long)d->train_tokens);
 }
 
 uint64_t moe_permute(uint64_t key, uint64_t n, uint64_t i)
@@ -130,7 +188,13 @@ int64_t moe_data_sample(const MoeData *d, uint64_t number)
 {
   uint64_t n = (uint64_t)d->n_train;
   uint64_t epoch = number / n;
-  return (int64_t)moe_permute(moe_mix(d->seed ^ moe_mix(epoch)), n, number % n);
+  if (d->format == MOE_FORMAT_INDEXED) { /* its order was made for all samples of the run */
+    return moe_order_sample(&d->orders[0], (int64_t)(number % n));
+  }
+  if (d->format == MOE_FORMAT_LLMC) {
+    return (int64_t)(number % n);
+  }
+  return (int64_t)moe_permute(moe_mix(d->in.seed ^ moe_mix(epoch)), n, number % n);
 }
 
 int64_t moe_data_eval_sample(const MoeData *d, int64_t n_seqs, int64_t i)
@@ -141,13 +205,79 @@ int64_t moe_data_eval_sample(const MoeData *d, int64_t n_seqs, int64_t i)
   return i < d->n_eval ? i : -1;
 }
 
+/* The last piece that begins at the sample or before and is not empty. */
+static const MoePiece *piece_of(const MoePiece *pieces, int32_t n, int64_t sample)
+{
+  int32_t low = 0, high = n;
+  while (high - low > 1) {
+    int32_t middle = low + (high - low) / 2;
+    if (pieces[middle].sample <= sample) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return &pieces[low];
+}
+
 MoeStatus moe_data_read(const MoeData *d, bool held_out, int64_t sample, int32_t *tokens)
 {
-  int64_t first = (held_out ? d->train_tokens : 0) + sample * d->seq;
-  for (int64_t i = 0; i <= d->seq; i++) {
-    uint32_t id = token_at(d, first + i);
-    MOE_TRY(check_id(d, first + i, id));
-    tokens[i] = (int32_t)id;
+  MoeTokenRange range = allowed(d);
+  if (d->format == MOE_FORMAT_INDEXED) {
+    return moe_order_read(&d->orders[held_out], &d->index, d->files, &range, sample, d->in.seq, tokens);
   }
-  return MOE_OK;
+  const MoePiece *p = piece_of(d->pieces[held_out], d->n_files, sample);
+  int64_t first = p->first + (sample - p->sample) * d->in.seq;
+  return moe_tokens_read(&d->files[p->file], first, (int64_t)d->in.seq + 1, &range, tokens);
+}
+
+bool moe_data_masks(const MoeData *d)
+{
+  return d->in.mask_token != MOE_NO_TOKEN || d->in.mask_after != MOE_NO_TOKEN;
+}
+
+int32_t moe_data_token(const MoeData *d, const int32_t *tokens, int64_t i)
+{
+  return tokens[i] >= 0 && tokens[i] < d->in.vocab ? tokens[i] : 0;
+}
+
+int32_t moe_data_label(const MoeData *d, const int32_t *tokens, int64_t i)
+{
+  bool counts = tokens[i + 1] != d->in.mask_token && tokens[i] != d->in.mask_after;
+  return counts ? tokens[i + 1] : -1;
+}
+
+MoeDataPlace moe_data_place(const MoeData *d, uint64_t next)
+{
+  uint64_t identity = moe_mix((uint64_t)d->format) ^ (uint64_t)d->in.seq;
+  for (int32_t f = 0; f < d->n_files; f++) {
+    identity = moe_mix(identity ^ (uint64_t)d->files[f].bytes);
+  }
+  identity = moe_mix(identity ^ (uint64_t)d->train_tokens);
+  bool steps = d->format == MOE_FORMAT_LLMC;
+  identity = moe_mix(identity ^ (uint64_t)(steps ? d->in.batch : 0));
+  return (MoeDataPlace){.next = next,
+                        .samples = d->format == MOE_FORMAT_INDEXED ? (uint64_t)d->in.samples : 0,
+                        .seed = d->in.seed,
+                        .identity = identity};
+}
+
+MoeStatus moe_data_check_place(const MoeData *d, const MoeDataPlace *place)
+{
+  MoeDataPlace own = moe_data_place(d, place->next);
+  const char *what = own.identity != place->identity ? "identity of the data"
+                     : own.seed != place->seed       ? "seed of its order"
+                     : own.samples != place->samples ? "number of samples that its order is made for"
+                                                     : NULL;
+  if (what == NULL) {
+    return MOE_OK;
+  }
+  unsigned long long was = own.identity != place->identity ? place->identity
+                           : own.seed != place->seed       ? place->seed
+                                                           : place->samples;
+  unsigned long long is = own.identity != place->identity ? own.identity
+                          : own.seed != place->seed       ? own.seed
+                                                          : own.samples;
+  moe_error("%s: the run began with other data: %s was %llu and is %llu", d->in.path, what, was, is);
+  return MOE_EINVAL;
 }

@@ -143,11 +143,25 @@ static bool in_use(const MoeOptions *o, int32_t shape)
   return any;
 }
 
-/* The file as one shape cuts it in samples. */
-static MoeStatus open_view(MoeRun *run, const MoeBundle *b, MoeData *data)
+/* The data as one shape cuts it in samples. */
+static MoeStatus open_view(MoeRun *run, const MoeBundle *b, int32_t shape)
 {
   const MoeOptions *o = run->options;
-  MOE_TRY(moe_data_open(data, o->data, o->format, o->holdout, b->seq, b->vocab, o->seed));
+  MoeData *data = &run->data[shape];
+  MoeDataIn in = {.path = o->data,
+                  .format = o->format,
+                  .holdout = o->holdout,
+                  .seq = b->seq,
+                  .vocab = b->vocab,
+                  .batch = b->global_batch,
+                  .seed = o->seed,
+                  .mask_token = o->mask_token,
+                  .mask_after = o->mask_after};
+  if (__builtin_mul_overflow(moe_options_steps_of(o, shape), (int64_t)b->global_batch, &in.samples)) {
+    moe_error("--steps %lld of %d sequences are too many", (long long)o->steps, b->global_batch);
+    return MOE_EINVAL;
+  }
+  MOE_TRY(moe_data_open(data, &in));
   int64_t held = data->tokens - data->train_tokens;
   if (data->n_eval == 0 && o->eval_every_given) {
     moe_error("--eval-every: the held-out part has %lld tokens, but one sample needs %d", (long long)held, b->seq + 1);
@@ -164,12 +178,20 @@ static MoeStatus open_data(MoeRun *run)
 {
   const MoeOptions *o = run->options;
   int32_t k = 0;
+  bool told = false;
   if (o->steps == 0 || run->bundle->emu != NULL) {
     return MOE_OK;
   }
   for (const MoeBundle *b = run->bundle; b != NULL; b = b->next, k++) {
-    if (in_use(o, k)) {
-      MOE_TRY(open_view(run, b, &run->data[k]));
+    if (!in_use(o, k)) {
+      continue;
+    }
+    MOE_TRY(open_view(run, b, k));
+    if (!told) {
+      char text[160];
+      moe_data_describe(&run->data[k], text, sizeof text);
+      moe_note("%s: %s", o->data, text);
+      told = true;
     }
   }
   return MOE_OK;

@@ -11,7 +11,9 @@
 
 #include "runtime/log.h"
 
-typedef enum Kind { FLAG, COUNT, SEED, REAL, TEXT, WORD, FORMAT, RATE } Kind; /* TEXT: a file */
+typedef enum Kind { FLAG, COUNT, SEED, REAL, TEXT, WORD, FORMAT, TOKEN, RATE } Kind; /* TEXT: a file */
+
+#define FORMATS "bytes, uint16, uint32, llmc or indexed"
 
 static const struct {
   const char *name;
@@ -28,8 +30,14 @@ static const struct {
      "train on this shape alone (default: the program's first)"},
     {"shapes", "A:N,B:M", WORD, offsetof(MoeOptions, shapes), 0, 0,
      "N steps on shape A, then M on shape B, and over again"},
-    {"data", "FILE", TEXT, offsetof(MoeOptions, data), 0, 0, "tokens to train on"},
-    {"format", "F", FORMAT, offsetof(MoeOptions, format), 0, 0, "of the data: bytes (default), uint16, uint32"},
+    {"data", "FILE", TEXT, offsetof(MoeOptions, data), 0, 0,
+     "tokens to train on: a file, a 'pattern*', or PREFIX of a .bin with its .idx"},
+    {"format", "F", FORMAT, offsetof(MoeOptions, format), 0, 0,
+     "of the data: " FORMATS " (default: as the files say; text is bytes)"},
+    {"mask-token", "ID", TOKEN, offsetof(MoeOptions, mask_token), 0, 0,
+     "labels with this id do not count, such as -100 or the id of padding"},
+    {"mask-after", "ID", TOKEN, offsetof(MoeOptions, mask_after), 0, 0,
+     "labels that follow this id do not count, such as that of the end of a document"},
     {"holdout", "X", REAL, offsetof(MoeOptions, holdout), 0, 0.9,
      "last part of the data, for evaluation (default 0.1)"},
     {"eval-every", "N", COUNT, offsetof(MoeOptions, eval_every), 1, 1e15,
@@ -92,9 +100,8 @@ static bool parse_count(const char *text, int64_t *value)
 
 static bool parse_format(const char *text, MoeFormat *format)
 {
-  static const char *const names[] = {"bytes", "uint16", "uint32"};
-  for (int i = 0; i < 3; i++) {
-    if (strcmp(text, names[i]) == 0) {
+  for (int i = MOE_FORMAT_AUTO + 1; i < MOE_N_FORMATS; i++) {
+    if (strcmp(text, moe_format_names[i]) == 0) {
       *format = (MoeFormat)i;
       return true;
     }
@@ -155,7 +162,16 @@ static MoeStatus set(MoeOptions *o, int row, const char *value)
     return MOE_OK;
   }
   case FORMAT:
-    return parse_format(value, field) ? MOE_OK : bad_value(row, value, "expected bytes, uint16 or uint32");
+    return parse_format(value, field) ? MOE_OK : bad_value(row, value, "expected " FORMATS);
+  case TOKEN: {
+    int64_t v = 0;
+    bool negative = *value == '-';
+    if (!parse_count(value + negative, &v) || v > INT32_MAX) {
+      return bad_value(row, value, "expected a token id, a whole number of at most 31 bits");
+    }
+    *(int64_t *)field = negative ? -v : v;
+    return MOE_OK;
+  }
   case RATE:
     *(double *)field = moe_parse_rate(value);
     return *(double *)field > 0 ? MOE_OK : bad_value(row, value, "expected a rate such as 100MB/s or 1Gbit/s");
@@ -345,6 +361,23 @@ int32_t moe_options_turn(const MoeOptions *o, int64_t t, int64_t *earlier_p)
   return o->turns[at].shape;
 }
 
+int64_t moe_options_steps_of(const MoeOptions *o, int32_t shape)
+{
+  int64_t cycle = 0, own = 0, left, n = 0;
+  for (int32_t i = 0; i < o->n_turns; i++) {
+    cycle += o->turns[i].steps;
+    own += o->turns[i].shape == shape ? o->turns[i].steps : 0;
+  }
+  n = o->steps / cycle * own;
+  left = o->steps % cycle;
+  for (int32_t i = 0; i < o->n_turns && left > 0; i++) {
+    int64_t some = o->turns[i].steps < left ? o->turns[i].steps : left;
+    n += o->turns[i].shape == shape ? some : 0;
+    left -= some;
+  }
+  return n;
+}
+
 /* What has no meaning for a rehearsal, or only for one. */
 static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
 {
@@ -367,7 +400,12 @@ static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
 
 MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **argv)
 {
-  *o = (MoeOptions){.steps = -1, .holdout = 0.1, .seed = b->seed, .timeout_s = 300};
+  *o = (MoeOptions){.steps = -1,
+                    .holdout = 0.1,
+                    .mask_token = MOE_NO_TOKEN,
+                    .mask_after = MOE_NO_TOKEN,
+                    .seed = b->seed,
+                    .timeout_s = 300};
   for (int i = 1; i < argc; i++) {
     MOE_TRY(parse_one(o, argc, argv, &i));
   }

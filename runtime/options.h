@@ -18,6 +18,8 @@ typedef struct MoeOptions {
   const char *data;
   MoeFormat format;
   double holdout;
+  int64_t mask_token; /* MOE_NO_TOKEN: none */
+  int64_t mask_after;
   int64_t eval_every;
   const char *log;
   const char *trace;
@@ -45,6 +47,9 @@ void moe_options_help(void);
 
 /* Shape of the step with index t, from 0, and how many steps before it had the same. */
 int32_t moe_options_turn(const MoeOptions *, int64_t t, int64_t *earlier_p);
+
+/* How many steps of the run have this shape. */
+int64_t moe_options_steps_of(const MoeOptions *, int32_t shape);
 
 /* "100MB/s", "1Gbit/s", "2.5GiB/s"; bytes per second, or 0 if it is not a rate. */
 double moe_parse_rate(const char *text);

@@ -44,18 +44,48 @@ typedef struct Now {
   const char *shape;   /* NULL: the program has one only */
 } Now;
 
-/* Tokens of one sequence of the step's global batch. Of an evaluation with too few samples, the rest does not count. */
-static MoeStatus load_sequence(const Now *now, bool held_out, int64_t g, int32_t *tokens, int32_t *labels)
+/* Reads one sequence of the step's global batch. Of an evaluation with too few samples, the rest does not count:
+ *counts_p is then false. */
+static MoeStatus read_sequence(const Now *now, bool held_out, int64_t g, bool *counts_p)
 {
   const MoeBundle *b = now->x->bundle;
   int64_t sample = held_out ? moe_data_eval_sample(now->data, b->global_batch, g)
                             : moe_data_sample(now->data, (uint64_t)(now->earlier * b->global_batch + g));
-  int32_t *read = now->x->mem.sample;
-  MOE_TRY(moe_data_read(now->data, held_out, sample < 0 ? 0 : sample, read));
-  for (int32_t i = 0; i < b->seq; i++) {
-    tokens[i] = read[i];
-    labels[i] = sample < 0 ? -1 : read[i + 1];
+  *counts_p = sample >= 0;
+  return moe_data_read(now->data, held_out, sample < 0 ? 0 : sample, now->x->mem.sample);
+}
+
+static MoeStatus load_sequence(const Now *now, bool held_out, int64_t g, int32_t *tokens, int32_t *labels)
+{
+  const int32_t *read = now->x->mem.sample;
+  bool counts;
+  MOE_TRY(read_sequence(now, held_out, g, &counts));
+  for (int32_t i = 0; i < now->x->bundle->seq; i++) {
+    tokens[i] = moe_data_token(now->data, read, i);
+    labels[i] = counts ? moe_data_label(now->data, read, i) : -1;
   }
+  return MOE_OK;
+}
+
+/* 1 / labels of the global batch that count, by which the mean over tokens divides in every layout. Where labels may be
+   masked, each attention rank counts those of the whole batch: that takes no message, and reads what another rank's
+   read has brought into memory. */
+static MoeStatus count_labels(const Now *now, bool held_out, double *inv_p)
+{
+  const MoeBundle *b = now->x->bundle;
+  int64_t n_eval = now->data->n_eval < b->global_batch ? now->data->n_eval : b->global_batch;
+  int64_t n = (held_out ? n_eval : b->global_batch) * b->seq;
+  if (moe_data_masks(now->data) && now->x->mem.tokens != NULL) {
+    n = 0;
+    for (int64_t g = 0; g < b->global_batch; g++) {
+      bool counts;
+      MOE_TRY(read_sequence(now, held_out, g, &counts));
+      for (int32_t i = 0; counts && i < b->seq; i++) {
+        n += moe_data_label(now->data, now->x->mem.sample, i) >= 0;
+      }
+    }
+  }
+  *inv_p = n > 0 ? 1.0 / (double)n : 0.0;
   return MOE_OK;
 }
 
@@ -92,10 +122,9 @@ static MoeStatus dump(const MoeRun *run, MoeExec *x, const MoeStWriter *file, bo
 static MoeStatus evaluate(MoeRun *run, const Now *now)
 {
   MoeExec *x = now->x;
-  const MoeBundle *b = x->bundle;
+  MoeStep eval = {0};
   MOE_TRY(load_batch(now, true));
-  int64_t n = now->data->n_eval < b->global_batch ? now->data->n_eval : b->global_batch;
-  MoeStep eval = {.inv_tokens = 1.0 / ((double)n * b->seq)};
+  MOE_TRY(count_labels(now, true, &eval.inv_tokens));
   MOE_TRY(moe_exec_step(x, &eval));
   return x->me.rank == 0 ? moe_report_eval(&run->report, now->t + 1, now->shape, x->totals[MOE_SC_LOSS]) : MOE_OK;
 }
@@ -106,11 +135,12 @@ static MoeStatus train_step(MoeRun *run, const Now *now, int64_t *updates)
   const MoeBundle *b = x->bundle;
   const MoeOptions *o = run->options;
   int64_t begin = moe_now_ns(), t = now->t;
-  double lr = moe_learning_rate(b, t);
+  double lr = moe_learning_rate(b, t), inv_tokens = 0;
   MOE_TRY(load_batch(now, false));
+  MOE_TRY(count_labels(now, false, &inv_tokens));
   MoeStep step = {.update = true,
                   .trace = o->trace != NULL && t + 1 == o->trace_step,
-                  .inv_tokens = 1.0 / ((double)b->global_batch * b->seq),
+                  .inv_tokens = inv_tokens,
                   .adam = {.lr = (float)lr,
                            .beta1 = (float)b->beta1,
                            .beta2 = (float)b->beta2,

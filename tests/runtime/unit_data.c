@@ -34,6 +34,20 @@ static void forget_error(void)
   failed = 0;
 }
 
+static MoeStatus open_data(MoeData *d, MoeFormat format, double holdout, int32_t seq, int32_t vocab)
+{
+  MoeDataIn in = {.path = "unit_data.bin",
+                  .format = format,
+                  .holdout = holdout,
+                  .seq = seq,
+                  .vocab = vocab,
+                  .batch = 1,
+                  .seed = 1,
+                  .mask_token = MOE_NO_TOKEN,
+                  .mask_after = MOE_NO_TOKEN};
+  return moe_data_open(d, &in);
+}
+
 static void permutation_is_a_bijection(void **state)
 {
   (void)state;
@@ -56,7 +70,7 @@ static void permutation_is_a_bijection(void **state)
 static void epochs_visit_every_sample_in_other_orders(void **state)
 {
   (void)state;
-  MoeData d = {.n_train = 50, .seed = 3};
+  MoeData d = {.in = {.seed = 3}, .n_train = 50};
   int visits[2][50] = {{0}};
   int same = 0;
   for (uint64_t i = 0; i < 50; i++) {
@@ -79,18 +93,18 @@ static void formats(void **state)
   MoeData d;
   int32_t tokens[4];
   write_file("unit_data.bin", two, sizeof two);
-  assert_int_equal(moe_data_open(&d, "unit_data.bin", MOE_FORMAT_UINT16, 0, 3, 401, 1), MOE_OK);
+  assert_int_equal(open_data(&d, MOE_FORMAT_UINT16, 0, 3, 401), MOE_OK);
   assert_int_equal(d.n_train, 2);
   assert_int_equal(moe_data_read(&d, false, 1, tokens), MOE_OK);
   assert_memory_equal(tokens, ((int32_t[]){400, 5, 6, 7}), sizeof tokens);
   moe_data_close(&d);
   write_file("unit_data.bin", four, sizeof four);
-  assert_int_equal(moe_data_open(&d, "unit_data.bin", MOE_FORMAT_UINT32, 0, 3, 70001, 1), MOE_OK);
+  assert_int_equal(open_data(&d, MOE_FORMAT_UINT32, 0, 3, 70001), MOE_OK);
   assert_int_equal(moe_data_read(&d, false, 0, tokens), MOE_OK);
   assert_memory_equal(tokens, ((int32_t[]){1, 2, 3, 70000}), sizeof tokens);
   moe_data_close(&d);
   forget_error();
-  assert_int_equal(moe_data_open(&d, "unit_data.bin", MOE_FORMAT_UINT32, 0, 3, 70000, 1), MOE_EINVAL);
+  assert_int_equal(open_data(&d, MOE_FORMAT_UINT32, 0, 3, 70000), MOE_EINVAL);
   assert_string_equal(error, "unit_data.bin: token 3 (byte 12) is id 70000, but the model's vocabulary has 70000");
   moe_data_close(&d);
   unlink("unit_data.bin");
@@ -110,7 +124,7 @@ static void sizes_and_parts(void **state)
     MoeData d;
     write_file("unit_data.bin", bytes, cases[i].bytes);
     forget_error();
-    MoeStatus status = moe_data_open(&d, "unit_data.bin", MOE_FORMAT_BYTES, cases[i].holdout, 8, 256, 1);
+    MoeStatus status = open_data(&d, MOE_FORMAT_BYTES, cases[i].holdout, 8, 256);
     assert_int_equal(status, cases[i].n_train > 0 ? MOE_OK : MOE_EINVAL);
     assert_true(status == MOE_OK || (strstr(error, "9") != NULL && strstr(error, "tokens") != NULL));
     if (status == MOE_OK) {

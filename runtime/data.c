@@ -2,7 +2,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
+#include "runtime/data_blend.h"
 #include "runtime/data_find.h"
 #include "runtime/init.h"
 #include "runtime/log.h"
@@ -133,6 +135,9 @@ static MoeStatus check_ids(const MoeData *d)
 MoeStatus moe_data_open(MoeData *d, const MoeDataIn *in)
 {
   *d = (MoeData){.in = *in};
+  if (moe_blend_is(in->path)) {
+    return moe_blend_open(d);
+  }
   MOE_TRY(moe_data_find(d));
   MOE_TRY(d->format == MOE_FORMAT_INDEXED ? open_orders(d) : open_pieces(d));
   return check_ids(d);
@@ -147,15 +152,42 @@ void moe_data_close(MoeData *d)
     free(d->pieces[part]);
     moe_order_free(&d->orders[part]);
   }
+  moe_blend_close(d);
   moe_index_close(&d->index);
   free(d->index_path);
   free(d->files);
   *d = (MoeData){0};
 }
 
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+  return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+bool moe_data_holds(const MoeData *d, const char *path)
+{
+  struct stat given, own;
+  if (stat(path, &given) != 0) {
+    return false;
+  }
+  bool holds = d->format == MOE_FORMAT_INDEXED && stat(d->index_path, &own) == 0 && same_file(&given, &own);
+  for (int32_t f = 0; f < d->n_files && !holds; f++) {
+    holds = fstat(d->files[f].fd, &own) == 0 && same_file(&given, &own);
+  }
+  for (int32_t p = 0; p < d->n_parts && !holds; p++) {
+    holds = moe_data_holds(&d->parts[p], path);
+  }
+  return holds;
+}
+
 void moe_data_describe(const MoeData *d, char *text, size_t n)
 {
   char what[64];
+  if (d->n_parts > 0) {
+    snprintf(text, n, "%d sets, %lld tokens, %lld of them for training", d->n_parts, (long long)d->tokens,
+             (long long)d->train_tokens);
+    return;
+  }
   snprintf(what, sizeof what, "%lld sequences", (long long)d->index.n_seqs);
   if (d->format != MOE_FORMAT_INDEXED) {
     snprintf(what, sizeof what, "%d file%s", d->n_files, d->n_files > 1 ? "s" : "");
@@ -188,6 +220,9 @@ int64_t moe_data_sample(const MoeData *d, uint64_t number)
 {
   uint64_t n = (uint64_t)d->n_train;
   uint64_t epoch = number / n;
+  if (d->n_parts > 0) {
+    return moe_blend_sample(d, number);
+  }
   if (d->format == MOE_FORMAT_INDEXED) { /* its order was made for all samples of the run */
     return moe_order_sample(&d->orders[0], (int64_t)(number % n));
   }
@@ -199,6 +234,9 @@ int64_t moe_data_sample(const MoeData *d, uint64_t number)
 
 int64_t moe_data_eval_sample(const MoeData *d, int64_t n_seqs, int64_t i)
 {
+  if (d->n_parts > 0) {
+    return moe_blend_eval_sample(d, i);
+  }
   if (d->n_eval >= n_seqs) {
     return i * d->n_eval / n_seqs;
   }
@@ -223,6 +261,9 @@ static const MoePiece *piece_of(const MoePiece *pieces, int32_t n, int64_t sampl
 MoeStatus moe_data_read(const MoeData *d, bool held_out, int64_t sample, int32_t *tokens)
 {
   MoeTokenRange range = allowed(d);
+  if (d->n_parts > 0) {
+    return moe_data_read(&d->parts[sample % d->n_parts], held_out, sample / d->n_parts, tokens);
+  }
   if (d->format == MOE_FORMAT_INDEXED) {
     return moe_order_read(&d->orders[held_out], &d->index, d->files, &range, sample, d->in.seq, tokens);
   }
@@ -249,35 +290,39 @@ int32_t moe_data_label(const MoeData *d, const int32_t *tokens, int64_t i)
 
 MoeDataPlace moe_data_place(const MoeData *d, uint64_t next)
 {
-  uint64_t identity = moe_mix((uint64_t)d->format) ^ (uint64_t)d->in.seq;
-  for (int32_t f = 0; f < d->n_files; f++) {
-    identity = moe_mix(identity ^ (uint64_t)d->files[f].bytes);
+  MoeDataPlace place = {.next = next, .seed = d->in.seed, .identity = moe_mix((uint64_t)d->format + 1)};
+  bool finite = d->n_parts > 0 || d->format == MOE_FORMAT_INDEXED; /* the order is made for so many samples */
+  place.samples = finite ? (uint64_t)d->in.samples : 0;
+  uint64_t sizes[] = {(uint64_t)d->in.seq, d->format == MOE_FORMAT_LLMC ? (uint64_t)d->in.batch : 0,
+                      (uint64_t)d->train_tokens};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    place.identity = moe_mix(place.identity ^ sizes[i]);
   }
-  identity = moe_mix(identity ^ (uint64_t)d->train_tokens);
-  bool steps = d->format == MOE_FORMAT_LLMC;
-  identity = moe_mix(identity ^ (uint64_t)(steps ? d->in.batch : 0));
-  return (MoeDataPlace){.next = next,
-                        .samples = d->format == MOE_FORMAT_INDEXED ? (uint64_t)d->in.samples : 0,
-                        .seed = d->in.seed,
-                        .identity = identity};
+  for (int32_t f = 0; f < d->n_files; f++) {
+    place.identity = moe_mix(place.identity ^ (uint64_t)d->files[f].bytes);
+  }
+  for (int32_t p = 0; p < d->n_parts; p++) { /* how many samples a part is made for says its share */
+    place.identity = moe_mix(place.identity ^ moe_data_place(&d->parts[p], 0).identity);
+    place.identity = moe_mix(place.identity ^ (uint64_t)d->parts[p].in.samples);
+  }
+  return place;
 }
 
 MoeStatus moe_data_check_place(const MoeData *d, const MoeDataPlace *place)
 {
   MoeDataPlace own = moe_data_place(d, place->next);
-  const char *what = own.identity != place->identity ? "identity of the data"
-                     : own.seed != place->seed       ? "seed of its order"
-                     : own.samples != place->samples ? "number of samples that its order is made for"
-                                                     : NULL;
-  if (what == NULL) {
-    return MOE_OK;
+  const struct {
+    const char *what;
+    uint64_t was, is;
+  } facts[] = {{"seed of the order", place->seed, own.seed},
+               {"number of samples of the whole run", place->samples, own.samples},
+               {"identity of the data", place->identity, own.identity}};
+  for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
+    if (facts[i].was != facts[i].is) {
+      moe_error("%s: the run cannot go on with the same tokens: the %s was %llu and is %llu", d->in.path, facts[i].what,
+                (unsigned long long)facts[i].was, (unsigned long long)facts[i].is);
+      return MOE_EINVAL;
+    }
   }
-  unsigned long long was = own.identity != place->identity ? place->identity
-                           : own.seed != place->seed       ? place->seed
-                                                           : place->samples;
-  unsigned long long is = own.identity != place->identity ? own.identity
-                          : own.seed != place->seed       ? own.seed
-                                                          : own.samples;
-  moe_error("%s: the run began with other data: %s was %llu and is %llu", d->in.path, what, was, is);
-  return MOE_EINVAL;
+  return MOE_OK;
 }

@@ -46,9 +46,15 @@ typedef struct MoePiece {
   int64_t n_samples;
 } MoePiece;
 
+/* Where the sequences of a blend come from. */
+typedef struct MoeBlend {
+  uint8_t *part;
+  uint32_t *number; /* among those of the part */
+} MoeBlend;
+
 typedef struct MoeData {
   MoeDataIn in;
-  MoeFormat format; /* never AUTO */
+  MoeFormat format; /* never AUTO, but in a blend */
   MoeTokenFile *files;
   int32_t n_files;
   int64_t tokens;
@@ -59,6 +65,12 @@ typedef struct MoeData {
   char *index_path;
   MoeIndex index;
   MoeOrder orders[2];
+  /* a blend has parts and nothing of the above but counts */
+  struct MoeData *parts;
+  int32_t n_parts;
+  char *text;         /* the parts' paths */
+  MoeBlend blends[2]; /* of the run's samples; of the sequences of an evaluation */
+  int64_t eval_seqs;  /* of a part: how many sequences of an evaluation are its */
 } MoeData;
 
 /* Finds out what the files are, opens and checks them: kind, sizes, enough tokens for a sample (llmc: for a step), and,
@@ -68,6 +80,9 @@ void moe_data_close(MoeData *);
 
 /* "indexed, 120 sequences of uint16, 20000 tokens, 18000 of them for training" */
 void moe_data_describe(const MoeData *, char *text, size_t n);
+
+/* Whether the path leads to one of the files, which an output must not replace. */
+bool moe_data_holds(const MoeData *, const char *path);
 
 /* Sample index of the number-th training sequence of the run. */
 int64_t moe_data_sample(const MoeData *, uint64_t number);

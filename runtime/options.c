@@ -31,7 +31,7 @@ static const struct {
     {"shapes", "A:N,B:M", WORD, offsetof(MoeOptions, shapes), 0, 0,
      "N steps on shape A, then M on shape B, and over again"},
     {"data", "FILE", TEXT, offsetof(MoeOptions, data), 0, 0,
-     "tokens to train on: a file, a 'pattern*', or PREFIX of a .bin with its .idx"},
+     "tokens to train on: a file, a 'pattern*', PREFIX of a .bin with its .idx, or 0.7:ONE,0.3:TWO"},
     {"format", "F", FORMAT, offsetof(MoeOptions, format), 0, 0,
      "of the data: " FORMATS " (default: as the files say; text is bytes)"},
     {"mask-token", "ID", TOKEN, offsetof(MoeOptions, mask_token), 0, 0,
@@ -277,6 +277,18 @@ static MoeStatus check_files(const MoeOptions *o)
         moe_error("--%s and --%s name the same file, %s", rows[j].name, rows[i].name, a);
         return MOE_EINVAL;
       }
+    }
+  }
+  return MOE_OK;
+}
+
+MoeStatus moe_options_spare_data(const MoeOptions *o, const MoeData *data)
+{
+  for (int i = 0; i < N_ROWS; i++) {
+    const char *path = rows[i].kind == TEXT ? *(const char *const *)((const char *)o + rows[i].offset) : NULL;
+    if (path != NULL && path != o->data && moe_data_holds(data, path)) {
+      moe_error("--data and --%s name the same file, %s", rows[i].name, path);
+      return MOE_EINVAL;
     }
   }
   return MOE_OK;

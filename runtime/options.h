@@ -45,6 +45,9 @@ typedef struct MoeOptions {
 MoeStatus moe_options_parse(MoeOptions *, const MoeBundle *, int argc, char **argv);
 void moe_options_help(void);
 
+/* No option names a file of the data to write to. */
+MoeStatus moe_options_spare_data(const MoeOptions *, const MoeData *);
+
 /* Shape of the step with index t, from 0, and how many steps before it had the same. */
 int32_t moe_options_turn(const MoeOptions *, int64_t t, int64_t *earlier_p);
 

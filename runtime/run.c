@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <sched.h>
+#include <string.h>
 
 #include "runtime/job.h"
 #include "runtime/log.h"
@@ -52,7 +53,11 @@ static MoeStatus read_sequence(const Now *now, bool held_out, int64_t g, bool *c
   int64_t sample = held_out ? moe_data_eval_sample(now->data, b->global_batch, g)
                             : moe_data_sample(now->data, (uint64_t)(now->earlier * b->global_batch + g));
   *counts_p = sample >= 0;
-  return moe_data_read(now->data, held_out, sample < 0 ? 0 : sample, now->x->mem.sample);
+  if (sample < 0) {
+    memset(now->x->mem.sample, 0, ((size_t)b->seq + 1) * sizeof(int32_t));
+    return MOE_OK;
+  }
+  return moe_data_read(now->data, held_out, sample, now->x->mem.sample);
 }
 
 static MoeStatus load_sequence(const Now *now, bool held_out, int64_t g, int32_t *tokens, int32_t *labels)

@@ -8,6 +8,7 @@ usage: formats.py PROGRAM CASE
   limits    data larger than the address space the job may use; more shards than files a process may open
 """
 
+import math
 import os
 import random
 import re
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-from order import Plain, order
+from order import Plain, blend, order
 from sets import CODES, GPT2, LLAMA3, index, indexed, packed, put, shard
 
 PROGRAM = os.path.abspath(sys.argv[1])
@@ -26,7 +27,7 @@ SEQ, BATCH = 8, 8
 
 def check(condition, text):
     if not condition:
-        raise SystemExit("FAILED: " + text)
+        raise SystemExit("FAILED: " + text[:4000])
 
 
 def train(layout, *args, before=None):
@@ -92,6 +93,23 @@ def case_order():
             for layout in LAYOUTS:
                 got = batch_of(layout, step, "--data", "shard_*.bin", "--holdout", "0")
                 check(got == expected, f"{layout}: step {step} of shards: {got}")
+
+    # two sets in shares of 1 to 3 (0.25 and 0.75 are exact), each in the order for its part of the samples
+    second = [some_tokens(n, 50 + n) for n in (9, 14, 30, 2)]
+    indexed("second", second, 8)
+    indexed("set", sequences, 8)
+    texts = [[t for s in second for t in s], text]
+
+    def mixed(step):
+        orders = [order([len(s) for s in documents], 0, SEQ, math.ceil(math.ceil(step * BATCH * share) * 1.005), Plain(5))[0]
+                  for documents, share in ((second, 0.25), (sequences, 0.75))]
+        return [[texts[k][p] for p in orders[k][i]] for k, i in blend((0.25, 0.75), step * BATCH)[(step - 1) * BATCH:]]
+
+    for step, layout in ((1, LAYOUTS[1]), *((4, layout) for layout in LAYOUTS)):
+        got = batch_of(layout, step, "--data", "1:second,3:set", "--holdout", "0")
+        check(got == mixed(step), f"{layout}: two sets: {got}")
+    code, err = train(LAYOUTS[0], "--data", "1:second,3:set", "--steps", "1", "--holdout", "0.3")
+    check(code == 0 and "held-out loss 1.0000" in err and "2 sets" in err, err)
 
     # without a header: each sample once in an epoch, wherever the files end
     put("plain.bin", packed("H", some_tokens(8 * 8 + 1)))
@@ -252,6 +270,19 @@ def case_hostile():
     refuse("no data file matches none_.", "--data", "none_*")
     os.mkdir("some_2")
     refuse("data file some_2 is a directory", "--data", "some_*")
+
+    indexed("one", sequences)
+    for words in ("1:one,", "1:one,0:one", "1:one,-1:one", "1:one,x:one", "1:one,1:", "0:one,1:one", "1:one,1e400:one", "1:1:one", "1:" * 2000 + "one", "1:one," * 65 + "1:one"):
+        refuse("each share above 0", "--data", words)
+    shard("shard_0", flat)
+    for data, path in (("one", "one.bin"), ("one", "one.idx"), ("shard_?", "shard_0"), ("1:one,1:shard_0", "shard_0")):
+        with open(path, "rb") as f:
+            before = f.read()
+        for option in ("--log", "--trace", "--dump-batch"):
+            refuse(f"--data and {option} name the same file, {path}", "--data", data, option, path)
+        with open(path, "rb") as f:
+            check(f.read() == before, f"{path} was written to")
+    refuse("cannot open data file two: No such file", "--data", "0.5:one,0.5:two")
 
     # files that change while the run goes on
     indexed("live", [some_tokens(200, i) for i in range(40)])

@@ -4,7 +4,7 @@ set -euo pipefail
 fuzzer=$1 work=$2 runs=$3
 rm -rf "$work"
 mkdir -p "$work/begin" "$work/found"
-python3 "$(dirname "$0")/sets.py" "$work/begin"
+python3 "$(dirname "$0")/sets.py" corpus "$work/begin"
 files=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d) # in memory if that is possible
 trap 'rm -rf "$files"' EXIT
 cd "$files"

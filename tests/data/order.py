@@ -97,6 +97,17 @@ def order(lengths, first, seq, samples, draw):
     return result, epochs
 
 
+def blend(shares, n):
+    """(set, number within it) of n samples: the set that is furthest behind its share goes next, the first of equals."""
+    counts, out = [0] * len(shares), []
+    for i in range(n):
+        behind = [share * max(i, 1) - count for share, count in zip(shares, counts)]
+        k = behind.index(max(behind))
+        out.append((k, counts[k]))
+        counts[k] += 1
+    return out
+
+
 def running(lengths):
     out, total = [], 0
     for n in lengths:

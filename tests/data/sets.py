@@ -1,5 +1,10 @@
-"""Writes token files of every format that `train` reads, right and wrong ones."""
+"""Writes token files of every format that `train` reads, right and wrong ones.
 
+  sets.py lines TEXT PREFIX   an indexed set of a text's lines, each a document of its bytes
+  sets.py corpus FOLDER       where a fuzzer may begin
+"""
+
+import itertools
 import struct
 import sys
 
@@ -20,7 +25,7 @@ def index(lengths, code=4, magic=b"MMIDIDX\0\0", version=1, n_seqs=None, n_docs=
     """The bytes of an .idx; what is given replaces what belongs there."""
     width = struct.calcsize(CODES.get(code, "i"))
     if offsets is None:
-        offsets = [width * sum(lengths[:i]) for i in range(len(lengths))]
+        offsets = [width * n for n in itertools.accumulate(lengths, initial=0)][:-1]
     docs = list(range(len(lengths) + 1)) if docs is None else docs
     head = magic + struct.pack("<QBQQ", version, code, len(lengths) if n_seqs is None else n_seqs,
                                len(docs) if n_docs is None else n_docs)
@@ -39,7 +44,7 @@ def shard(path, tokens, kind=GPT2, magic=None, version=None, count=None):
 
 
 def corpus(folder):
-    """Where a fuzzer may begin: right sets, and one header that promises too much (see fuzz_data.c)."""
+    """Right sets, and one header that promises too much (see fuzz_data.c)."""
     for k, code in enumerate(CODES):
         width = struct.calcsize(CODES[code])
         lengths = [9, 0, 3, 20, 1]
@@ -53,5 +58,10 @@ def corpus(folder):
         put(f"{folder}/shard-{k}", bytes((2 + k, 7, 1, 9, 2, 0, 0, 0)) + data)
 
 
+def lines(text, prefix):
+    with open(text, "rb") as f:
+        indexed(prefix, [list(line) for line in f], 8)
+
+
 if __name__ == "__main__":
-    corpus(sys.argv[1])
+    {"lines": lines, "corpus": corpus}[sys.argv[1]](*sys.argv[2:])

@@ -8,6 +8,7 @@
 
 #include "codegen/cost.h"
 #include "codegen/emit_emu.h"
+#include "codegen/hf.h"
 #include "codegen/params.h"
 #include "codegen/plan_shape.h"
 
@@ -242,6 +243,9 @@ static void emit_bundle_row(const Shape *shape, const ParamTables *tables, uint6
           lr_moves ? t->steps : 0, t->stop_on_nan);
   emit_real(out, "flops_per_token", cost_flops_per_token(spec, plan->shape->seq));
   emit_real(out, "peak_flops", spec->cluster.gpu.flops * plan->replicas * plan->replica_ranks);
+  if (shape->first) {
+    fprintf(out, "  .hf = &hf,\n");
+  }
   if (shape->emu) {
     fprintf(out, "  .emu = &emu,\n");
   }
@@ -254,6 +258,14 @@ static uint64_t fnv1a(uint64_t hash, const char *bytes, size_t n)
     hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001b3);
   }
   return hash;
+}
+
+static void emit_hf(const Spec *spec, FILE *out)
+{
+  fprintf(out, "static const MoeHf hf = {\n");
+  emit_string(out, "family", hf_family_name(hf_family(&spec->model)));
+  emit_string(out, "dtype", spec->train.dtype == DTYPE_BF16 ? "BF16" : "F32");
+  fprintf(out, "};\n\n");
 }
 
 /* What all shapes have in common: of the first the tables, of the others that they exist. */
@@ -272,6 +284,7 @@ static void emit_shared(const Shape *shape, const ParamTables *tables, FILE *out
   emit_int16s(out, "moe_combine_group", plan->combine_group, plan->ways * m->layers);
   fprintf(out, "\n");
   emit_params(tables, out);
+  emit_hf(shape->spec, out);
   if (m->moe.n_route_only) {
     fprintf(out, "const int32_t moe_route_only[] = {");
     for (int i = 0; i < m->moe.n_route_only; i++) {

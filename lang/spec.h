@@ -10,6 +10,17 @@
 #include "lang/ast.h"
 #include "lang/diag.h"
 
+/* Who published the model, for its Hugging Face files: model_type of config.json. */
+typedef enum Family {
+  FAMILY_AUTO, /* by its features: hf_family() */
+  FAMILY_QWEN3_MOE,
+  FAMILY_MIXTRAL,
+  FAMILY_OLMOE,
+  FAMILY_DEEPSEEK,
+  FAMILY_DEEPSEEK_V3,
+  FAMILY_KIMI_K2,
+  FAMILY_GPT_OSS
+} Family;
 typedef enum AttentionKind { ATTENTION_GQA, ATTENTION_MLA } AttentionKind;
 typedef enum QkNorm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE } QkNorm;
 typedef enum LayerPattern { LAYERS_ALL, LAYERS_EVEN, LAYERS_ODD } LayerPattern; /* which layers have the window */
@@ -46,6 +57,7 @@ typedef struct ModelSpec {
   int layers, hidden, vocab;
   double norm_eps, init_std;
   bool tied; /* output table is the embedding table */
+  Family family;
   struct {
     AttentionKind kind;
     int heads, kv_heads, head_dim;

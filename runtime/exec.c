@@ -307,11 +307,15 @@ void moe_exec_stop(MoeExec *x)
   }
 }
 
-void moe_exec_init_weights(MoeExec *x, uint64_t seed)
+void moe_exec_init_weights(MoeExec *x, uint64_t seed, const MoeHfLoad *load)
 {
   for (int32_t i = 0; i < x->mem.n_held; i++) {
     MoeHeld *h = &x->mem.held[i];
-    moe_init_bucket(x->bundle, h->bucket, seed, h->w, 0, h->bucket->elems);
+    if (load != NULL) {
+      moe_hf_read(load, x->bundle, h->bucket, h->w);
+    } else {
+      moe_init_bucket(x->bundle, h->bucket, seed, h->w, 0, h->bucket->elems);
+    }
     if (h->n > 0) { /* a small bucket of many holders has none for some */
       memcpy(h->master, h->w + h->begin, (size_t)h->n * sizeof(float));
       memset(h->m, 0, (size_t)h->n * sizeof(float));

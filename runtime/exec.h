@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 
+#include "runtime/hf_load.h"
 #include "runtime/mem.h"
 #include "runtime/shared.h"
 #include "runtime/topo.h"
@@ -135,10 +136,12 @@ typedef struct MoeExecIn {
 MoeStatus moe_exec_open(MoeExec *, const MoeExecIn *, const MoeBundle *, const MoeWiring *, const MoeMem *);
 void moe_exec_close(MoeExec *);
 
+/* load: files to read from; NULL: random weights of that seed. */
+void moe_exec_init_weights(MoeExec *, uint64_t seed, const MoeHfLoad *load);
+
 /* The progress thread; steps run between the two. Of a rank's executors one at a time may be started. */
 MoeStatus moe_exec_start(MoeExec *);
 void moe_exec_stop(MoeExec *);
-void moe_exec_init_weights(MoeExec *, uint64_t seed);
 
 /* Tokens and labels of micro-batch `mb` for this attention rank, [n_seqs][seq]; sequence i is number *first_p + i of
    the step's global batch. Returns n_seqs, 0 without attention. */

@@ -289,12 +289,24 @@ static MoeStatus commit_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
   return moe_file_commit(batch);
 }
 
+static MoeStatus open_init(MoeRun *run, MoeHfLoad *init)
+{
+  if (run->options->init == NULL) {
+    return MOE_OK;
+  }
+  MOE_TRY(moe_hf_open(init, run->bundle, run->options->init));
+  run->init = init;
+  return MOE_OK;
+}
+
 static int run_job(MoeRun *run)
 {
+  MoeHfLoad init = {0};
   MoeFile trace = MOE_NO_FILE;
   MoeFile batch = MOE_NO_FILE;
   int code = 1;
-  if (open_data(run) == MOE_OK && begin_files(run, &trace, &batch) == MOE_OK && map_shared(run) == MOE_OK) {
+  if (open_data(run) == MOE_OK && open_init(run, &init) == MOE_OK && begin_files(run, &trace, &batch) == MOE_OK &&
+      map_shared(run) == MOE_OK) {
     MoeLaunch launch = {.bundle = run->bundle,
                         .shared = run->shared,
                         .timeout_s = run->options->timeout_s,
@@ -305,6 +317,7 @@ static int run_job(MoeRun *run)
       code = 1;
     }
   }
+  moe_hf_close(&init);
   moe_st_abandon(&run->grads);
   moe_st_abandon(&run->weights);
   moe_file_abandon(&trace);

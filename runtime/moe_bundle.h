@@ -78,6 +78,14 @@ typedef struct MoeEmu {
   int32_t n_nics;
 } MoeEmu;
 
+/* How the model stands in Hugging Face files. */
+typedef struct MoeHf {
+  const char *family; /* model_type of its config.json, which decides names and layouts: runtime/hf_names.def */
+  const char *dtype;  /* of the tensors that are written: "BF16" or "F32" */
+  const char *config; /* text of config.json; NULL where that family has no such model */
+  const char *why;    /* then: what it does not have */
+} MoeHf;
+
 /* One batch shape of the program: its schedule, and what does not depend on the shape. All shapes of a program have the
    same ranks, groups but for their ops and pools, layers' groups, buckets, holders and parameters. */
 typedef struct MoeBundle {
@@ -124,6 +132,7 @@ typedef struct MoeBundle {
   double flops_per_token; /* model FLOPs, 3 x forward, for MFU */
   double peak_flops;      /* of all ranks */
 
+  const MoeHf *hf;   /* NULL: the model is in no such files */
   const MoeEmu *emu; /* NULL: the kernels compute */
 } MoeBundle;
 

@@ -49,6 +49,8 @@ static const struct {
     {"dump-weights", "FILE", TEXT, offsetof(MoeOptions, dump_weights), 0, 0, "weights after the last step"},
     {"dump-batch", "FILE", TEXT, offsetof(MoeOptions, dump_batch), 0, 0,
      "the last step's tokens, int32 [sequences, seq + 1]"},
+    {"init", "DIR|FILE", TEXT, offsetof(MoeOptions, init), 0, 0,
+     "begin with these weights: safetensors as Hugging Face has them"},
     {"seed", "N", SEED, offsetof(MoeOptions, seed), 0, 0, "of weights and data order (default: the spec's)"},
     {"link", "RATE", RATE, offsetof(MoeOptions, link), 0, 0, "pace every rank's port, such as 100MB/s or 1Gbit/s"},
     {"compute-scale", "X", REAL, offsetof(MoeOptions, exec.compute_scale), 0, 1e6,
@@ -398,8 +400,9 @@ static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
     wrong = o->exec.scale > 0 ? "--scale is for bundles of target emu; this one computes" : NULL;
   } else if (o->link > 0 || o->exec.compute_scale > 0) {
     wrong = "--link and --compute-scale are not for target emu: its times are modelled";
-  } else if (o->data != NULL || o->dump_grads != NULL || o->dump_weights != NULL || o->dump_batch != NULL) {
-    wrong = "--data and dumps are not for target emu: it has no kernels";
+  } else if (o->data != NULL || o->dump_grads != NULL || o->dump_weights != NULL || o->dump_batch != NULL ||
+             o->init != NULL) {
+    wrong = "--data, --init and dumps are not for target emu: it has no kernels";
   } else if (o->exec.serial) {
     wrong = "MOE_TEST_SERIAL is not for target emu";
   }

@@ -27,6 +27,7 @@ typedef struct MoeOptions {
   const char *dump_grads;
   const char *dump_weights;
   const char *dump_batch;
+  const char *init;
   uint64_t seed;
   double link; /* bytes per second; 0: not paced */
   double timeout_s;

@@ -223,7 +223,7 @@ int moe_run_rank(void *arg, int32_t rank)
   MoeExec *first = &shapes.execs[0]; /* weights are the same in all */
   run->report.begin_ns = moe_now_ns();
   set_phase(first, MOE_PHASE_INIT);
-  moe_exec_init_weights(first, run->options->seed);
+  moe_exec_init_weights(first, run->options->seed, run->init);
   set_phase(first, MOE_PHASE_RUN);
   MoeStatus status = run->bundle->emu != NULL ? moe_rehearse(run, &shapes) : run_steps(run, &shapes);
   if (status == MOE_OK) {

@@ -14,7 +14,8 @@ typedef struct MoeRun {
   const MoeOptions *options;
   const MoeWiring *wirings; /* of each shape */
   MoeShared *shared;
-  MoeData *data; /* of each shape: the same file */
+  MoeData *data;         /* of each shape: the same file */
+  const MoeHfLoad *init; /* NULL: random weights */
   MoeStWriter grads;
   MoeStWriter weights;
   MoeReport report; /* rank 0 uses it */

@@ -260,16 +260,19 @@ static uint64_t fnv1a(uint64_t hash, const char *bytes, size_t n)
   return hash;
 }
 
-static void emit_hf(const Spec *spec, FILE *out)
+static void emit_hf(Arena *arena, const Spec *spec, FILE *out)
 {
+  const char *why = NULL;
+  const char *config = hf_config_text(arena, spec, &why);
   fprintf(out, "static const MoeHf hf = {\n");
   emit_string(out, "family", hf_family_name(hf_family(&spec->model)));
   emit_string(out, "dtype", spec->train.dtype == DTYPE_BF16 ? "BF16" : "F32");
+  emit_string(out, config ? "config" : "why", config ? config : why);
   fprintf(out, "};\n\n");
 }
 
 /* What all shapes have in common: of the first the tables, of the others that they exist. */
-static void emit_shared(const Shape *shape, const ParamTables *tables, FILE *out)
+static void emit_shared(Arena *arena, const Shape *shape, const ParamTables *tables, FILE *out)
 {
   const ModelSpec *m = &shape->spec->model;
   const Plan *plan = shape->plan;
@@ -284,7 +287,7 @@ static void emit_shared(const Shape *shape, const ParamTables *tables, FILE *out
   emit_int16s(out, "moe_combine_group", plan->combine_group, plan->ways * m->layers);
   fprintf(out, "\n");
   emit_params(tables, out);
-  emit_hf(shape->spec, out);
+  emit_hf(arena, shape->spec, out);
   if (m->moe.n_route_only) {
     fprintf(out, "const int32_t moe_route_only[] = {");
     for (int i = 0; i < m->moe.n_route_only; i++) {
@@ -304,7 +307,7 @@ static void emit_tables(Arena *arena, const Shape *shape, FILE *out)
   size_t n_body = 0;
   FILE *mem = open_memstream(&body, &n_body);
   emit_groups(shape, mem);
-  emit_shared(shape, &tables, mem);
+  emit_shared(arena, shape, &tables, mem);
   if (shape->emu) {
     emit_emu_tables(arena, shape->spec, shape->plan, shape->sched, mem);
   }

@@ -214,6 +214,8 @@ bool spec_select_shapes(Arena *, Diag *, Spec *, const char *names);
 
 /* Prints what the compiler reads back: every setting that is not the default, in base units. */
 void spec_print(const Spec *, FILE *);
+/* Its model block alone. */
+void spec_print_model(const Spec *, FILE *);
 
 /* The language itself, from keys.def: the key reference of specs/LANGUAGE.md (Markdown), all words for completion (one
    a line), and a dictionary for fuzzers. */

@@ -281,6 +281,15 @@ void spec_print(const Spec *spec, FILE *out)
   print_block(spec, out, B_plan, NULL, 0, &bases, &defaults);
 }
 
+void spec_print_model(const Spec *spec, FILE *out)
+{
+  Bases bases;
+  Bases defaults;
+  bases_of(spec, &bases);
+  default_bases(&defaults);
+  print_block(spec, out, B_model, spec->model.name, 0, &bases, &defaults);
+}
+
 /* ---- hash ---- */
 
 static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n)

@@ -111,6 +111,7 @@ static void lay(MoeHfPlace *place, const MoeBundle *b, const MoeParam *p, const 
   int64_t file_rows = (int64_t)p->rows * layout->parts;
   int64_t first = layout->interleaved ? layout->part : (int64_t)layout->part * p->rows;
   int64_t step = layout->interleaved ? layout->parts : 1;
+  place->stacked = layout->stacked;
   place->f32 = layout->f32;
   place->mxfp4 = layout->mxfp4;
   place->unit_begin = layout->stacked ? expert * file_rows * cols : 0;

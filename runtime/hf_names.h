@@ -12,7 +12,8 @@ enum { MOE_HF_NAME = 160 };
    and scales stand for. */
 typedef struct MoeHfPlace {
   char name[MOE_HF_NAME];
-  bool f32; /* stays F32 in files of any type */
+  bool stacked; /* the tensor holds the matrices of all experts */
+  bool f32;     /* stays F32 in files of any type */
   bool mxfp4;
   char scales[MOE_HF_NAME]; /* MXFP4: tensor of the scales; its shape is `shape` without the last size */
   int32_t n_dims;

@@ -264,6 +264,9 @@ static MoeStatus begin_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
   if (o->dump_weights != NULL) {
     MOE_TRY(moe_tensors_begin(&run->weights, run->bundle, o->dump_weights));
   }
+  if (o->save_hf != NULL) {
+    MOE_TRY(moe_hf_save_begin(&run->hf, run->bundle, o->save_hf, o->shard_bytes));
+  }
   if (o->trace != NULL) {
     MOE_TRY(moe_file_begin(trace, o->trace));
   }
@@ -283,6 +286,7 @@ static MoeStatus commit_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
   if (batch->fd >= 0) {
     MOE_TRY(write_batch(batch, run));
   }
+  MOE_TRY(moe_hf_save_commit(&run->hf, run->bundle));
   MOE_TRY(moe_st_commit(&run->grads));
   MOE_TRY(moe_st_commit(&run->weights));
   MOE_TRY(moe_file_commit(trace));
@@ -320,6 +324,7 @@ static int run_job(MoeRun *run)
   moe_hf_close(&init);
   moe_st_abandon(&run->grads);
   moe_st_abandon(&run->weights);
+  moe_hf_save_abandon(&run->hf);
   moe_file_abandon(&trace);
   moe_file_abandon(&batch);
   for (int32_t k = 0; k < moe_n_shapes(run->bundle); k++) {

@@ -51,6 +51,10 @@ static const struct {
      "the last step's tokens, int32 [sequences, seq + 1]"},
     {"init", "DIR|FILE", TEXT, offsetof(MoeOptions, init), 0, 0,
      "begin with these weights: safetensors as Hugging Face has them"},
+    {"save-hf", "DIR", TEXT, offsetof(MoeOptions, save_hf), 0, 0,
+     "after the last step, write a folder that Hugging Face's Transformers load"},
+    {"shard-bytes", "N", COUNT, offsetof(MoeOptions, shard_bytes), 1, 1e18,
+     "largest safetensors file of --save-hf (default 5000000000)"},
     {"seed", "N", SEED, offsetof(MoeOptions, seed), 0, 0, "of weights and data order (default: the spec's)"},
     {"link", "RATE", RATE, offsetof(MoeOptions, link), 0, 0, "pace every rank's port, such as 100MB/s or 1Gbit/s"},
     {"compute-scale", "X", REAL, offsetof(MoeOptions, exec.compute_scale), 0, 1e6,
@@ -401,8 +405,8 @@ static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
   } else if (o->link > 0 || o->exec.compute_scale > 0) {
     wrong = "--link and --compute-scale are not for target emu: its times are modelled";
   } else if (o->data != NULL || o->dump_grads != NULL || o->dump_weights != NULL || o->dump_batch != NULL ||
-             o->init != NULL) {
-    wrong = "--data, --init and dumps are not for target emu: it has no kernels";
+             o->init != NULL || o->save_hf != NULL) {
+    wrong = "--data, --init, --save-hf and dumps are not for target emu: it has no kernels";
   } else if (o->exec.serial) {
     wrong = "MOE_TEST_SERIAL is not for target emu";
   }
@@ -419,6 +423,7 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
                     .holdout = 0.1,
                     .mask_token = MOE_NO_TOKEN,
                     .mask_after = MOE_NO_TOKEN,
+                    .shard_bytes = 5000000000,
                     .seed = b->seed,
                     .timeout_s = 300};
   for (int i = 1; i < argc; i++) {

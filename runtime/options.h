@@ -28,6 +28,8 @@ typedef struct MoeOptions {
   const char *dump_weights;
   const char *dump_batch;
   const char *init;
+  const char *save_hf;
+  int64_t shard_bytes;
   uint64_t seed;
   double link; /* bytes per second; 0: not paced */
   double timeout_s;

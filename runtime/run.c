@@ -124,6 +124,19 @@ static MoeStatus dump(const MoeRun *run, MoeExec *x, const MoeStWriter *file, bo
   return MOE_OK;
 }
 
+static MoeStatus save_hf(const MoeRun *run, MoeExec *x)
+{
+  if (run->hf.path == NULL) {
+    return MOE_OK;
+  }
+  set_phase(x, MOE_PHASE_SAVE);
+  for (int32_t i = 0; i < x->mem.n_held; i++) {
+    MOE_TRY(moe_hf_save_bucket(&run->hf, run->bundle, &x->mem.held[i]));
+  }
+  set_phase(x, MOE_PHASE_RUN);
+  return MOE_OK;
+}
+
 static MoeStatus evaluate(MoeRun *run, const Now *now)
 {
   MoeExec *x = now->x;
@@ -203,7 +216,8 @@ static MoeStatus run_steps(MoeRun *run, MoeShapes *shapes)
       MOE_TRY(evaluate(run, &now));
     }
   }
-  return dump(run, x, &run->weights, false);
+  MOE_TRY(dump(run, x, &run->weights, false));
+  return save_hf(run, x);
 }
 
 int moe_run_rank(void *arg, int32_t rank)

@@ -3,6 +3,7 @@
 #define MOE_RUN_H
 
 #include "runtime/data.h"
+#include "runtime/hf_save.h"
 #include "runtime/options.h"
 #include "runtime/report.h"
 #include "runtime/safetensors.h"
@@ -18,6 +19,7 @@ typedef struct MoeRun {
   const MoeHfLoad *init; /* NULL: random weights */
   MoeStWriter grads;
   MoeStWriter weights;
+  MoeHfSave hf;
   MoeReport report; /* rank 0 uses it */
 } MoeRun;
 

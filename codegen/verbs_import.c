@@ -1,0 +1,158 @@
+/* Verb import: a spec from a Hugging Face config.json. */
+#define _XOPEN_SOURCE 700 /* realpath */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "codegen/cli.h"
+#include "codegen/cost.h"
+#include "codegen/hf.h"
+#include "codegen/output.h"
+
+enum { MAX_CONFIG = 16 << 20 };
+
+void hf_import_print(const HfImport *import, const char *path, const char *library, int nodes, FILE *out)
+{
+  Spec spec = {.model = import->model};
+  int64_t seq = import->positions > 0 && import->positions < 4096 ? import->positions : 4096;
+  const char *family = hf_family_name(import->model.family);
+  fprintf(out, "# The model is that of %s (%s).\n", path, family);
+  if (import->n_notes) {
+    fprintf(out, "# What that file says beyond it:\n");
+  }
+  for (int i = 0; i < import->n_notes; i++) {
+    fprintf(out, "#   %s\n", import->notes[i]);
+  }
+  fprintf(out, "use \"%s\"\n\n", library);
+  spec_print_model(&spec, out);
+  fprintf(out, "\n# Examples: put your machines and your batch here.\n");
+  fprintf(out, "cluster mine { nodes = %d; node = %s }\n", nodes,
+          import->model.attention.head_dim == 64 ? "hgx_h800_d64" : "hgx_h800");
+  fprintf(out, "shape s%lld { seq = %lld; micro_batch = 1; global_batch = %d }\n", (long long)seq, (long long)seq,
+          nodes * 32);
+  fprintf(out,
+          "train { dtype = %s; optimizer adamw { lr = 3e-4; betas = 0.9, 0.95; weight_decay = 0.1; clip = 1.0 } }\n",
+          import->dtype == DTYPE_FP32 ? "fp32" : "bf16");
+}
+
+/* The text of the file; NULL after an error. */
+static char *read_text(Compile *c, const char *path, size_t *n_p)
+{
+  FILE *in = fopen(path, "rb");
+  struct stat status;
+  if (!in || fstat(fileno(in), &status) != 0 || !S_ISREG(status.st_mode)) {
+    errno = in ? EINVAL : errno;
+    output_fail(c->diag, "read", path);
+    if (in) {
+      fclose(in);
+    }
+    return NULL;
+  }
+  if (status.st_size > MAX_CONFIG) {
+    diag_error(c->diag, (Span){0}, "%s has %lld bytes, a config.json at most %d", path, (long long)status.st_size,
+               MAX_CONFIG);
+    fclose(in);
+    return NULL;
+  }
+  char *text = arena_alloc(c->arena, (size_t)status.st_size + 1);
+  *n_p = fread(text, 1, (size_t)status.st_size, in);
+  fclose(in);
+  return text;
+}
+
+static const char *folder_of(Arena *arena, const char *path)
+{
+  const char *slash = path ? strrchr(path, '/') : NULL;
+  return slash == path && slash ? "/" : slash ? arena_strndup(arena, path, (size_t)(slash - path)) : ".";
+}
+
+/* The hardware library as seen from the folder of the new file: relative where both are below some common folder. */
+static const char *library_path(Compile *c, const char *out)
+{
+  const char *library = arena_printf(c->arena, "%s/specs/hardware/h800.moespec", c->install->home);
+  char *from = realpath(folder_of(c->arena, out), NULL);
+  char *to = realpath(library, NULL);
+  if (from && to) {
+    size_t common = 0;
+    for (size_t i = 0; from[i] == to[i] || (!from[i] && to[i] == '/'); i++) {
+      if (to[i] == '/') {
+        common = i;
+      }
+      if (!from[i]) {
+        break;
+      }
+    }
+    const char *up = "";
+    for (const char *rest = from + common; (rest = strchr(rest, '/')); rest++) {
+      up = arena_printf(c->arena, "%s../", up);
+    }
+    library =
+        common > 0 ? arena_printf(c->arena, "%s%s", up, to + common + 1) : arena_strndup(c->arena, to, strlen(to));
+  }
+  free(from);
+  free(to);
+  return library;
+}
+
+/* The least power of two of nodes of 8 GPUs of 80 GB of which 18 bytes per parameter take half. */
+static int nodes_for(const HfImport *import)
+{
+  Spec spec = {.model = import->model};
+  double bytes = 18 * cost_model_params(&spec);
+  int nodes = 1;
+  while (nodes < 1024 && bytes > nodes * 8 * 80e9 * 0.5) {
+    nodes *= 2;
+  }
+  return nodes;
+}
+
+/* The text in the usual layout; NULL after errors, which it has where the numbers do not go together. */
+static const char *formatted(Compile *c, const char *path, const char *text, size_t n, size_t *n_p)
+{
+  Spec spec;
+  AstFile *ast = ast_parse_text(c->arena, c->diag, path, text, n, true, NULL, 0);
+  if (!ast || !spec_build(c->arena, c->diag, ast, &spec)) {
+    return NULL;
+  }
+  char *usual = NULL;
+  FILE *mem = open_memstream(&usual, n_p);
+  ast_print(ast, mem);
+  fclose(mem);
+  const char *kept = arena_strndup(c->arena, usual, *n_p);
+  free(usual);
+  return kept;
+}
+
+int verb_import(Compile *c)
+{
+  const char *path = c->options->file;
+  const char *out = c->options->out;
+  struct stat status;
+  size_t n = 0;
+  if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {
+    size_t length = strlen(path);
+    path = arena_printf(c->arena, "%s%sconfig.json", path, path[length - 1] == '/' ? "" : "/");
+  }
+  const char *text = read_text(c, path, &n);
+  HfImport import;
+  if (!text || !hf_import(c->arena, c->diag, path, text, n, &import)) {
+    return EXIT_BAD_SPEC;
+  }
+  char *raw = NULL;
+  FILE *mem = open_memstream(&raw, &n);
+  hf_import_print(&import, path, library_path(c, out), nodes_for(&import), mem);
+  fclose(mem);
+  text = arena_strndup(c->arena, raw, n);
+  free(raw);
+  text = formatted(c, out ? out : "spec.moespec", text, n, &n);
+  if (!text) {
+    return EXIT_BAD_SPEC;
+  }
+  if (!out) {
+    fwrite(text, 1, n, stdout);
+    return 0;
+  }
+  return output_replace(c->arena, c->diag, out, text, n) ? 0 : EXIT_BAD_SPEC;
+}

@@ -303,5 +303,6 @@ void joint_print(const Spec *spec, const Evaluation *own, const Joint *j, FILE *
             spec->shapes[i].weight, step * 1e-6, alone * 1e-6, step < alone ? "gains" : "loses",
             100 * fabs(step / alone - 1));
   }
-  fprintf(out, "  weighted: %.2f %% over each shape alone, the best of %d layouts\n", 100 * j->loss, j->tried);
+  fprintf(out, "  weighted: %.2f %% over each shape alone, the best of %d layouts%s\n", 100 * j->loss, j->tried,
+          spec->plan.no_fused ? " that the cpu target can run" : "");
 }

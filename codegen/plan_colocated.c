@@ -24,9 +24,10 @@ typedef struct Search {
   StageLayout *list;
   int n, room;
   /* what stood in the way, for the error */
-  const char *refusal; /* of the schedule, of the layout that came closest */
-  int least_ranks;     /* GPUs of the smallest layout, if none fits */
-  int64_t need;        /* bytes of the leanest layout, if none fits */
+  StageRefusal refusal; /* of the schedule, of the layout that came closest */
+  StageLayout refused;  /* that layout */
+  int64_t least_ranks;  /* GPUs of the smallest layout, if none fits; else 0 */
+  int64_t need;         /* bytes of the leanest layout, if none fits */
   StageLayout leanest;
   int fullest; /* its pipeline rank */
 } Search;
@@ -63,7 +64,11 @@ static bool check_pins(Diag *diag, const Spec *spec, const ShapeSpec *shape)
   const PlanSpec *pin = &spec->plan;
   const char *name = plan_system_name(pin->system);
   int p = pinned_ranks(spec), layers = spec->model.layers;
-  int stages = (p ? p : 1) * (pin->virtual_stages && !dual(pin->system) ? pin->virtual_stages : 1);
+  bool cut = pin->virtual_stages && !dual(pin->system);
+  int64_t runs = (int64_t)(p                                ? p
+                           : pin->system == SYSTEM_DUALPIPE ? 2
+                                                            : 1) *
+                 (cut ? pin->virtual_stages : 1) * (pin->system == SYSTEM_DUALPIPEV ? 2 : 1);
   bool ok = true;
   if (pin->attention_stages && pin->ffn_stages && pin->attention_stages != pin->ffn_stages) {
     diag_error(diag, plan_span(spec, "ffn_stages"),
@@ -71,10 +76,13 @@ static bool check_pins(Diag *diag, const Spec *spec, const ShapeSpec *shape)
                pin->attention_stages, pin->ffn_stages);
     ok = false;
   }
-  if (stages * (pin->system == SYSTEM_DUALPIPEV ? 2 : 1) > layers) {
-    diag_error(diag, plan_span(spec, pin->virtual_stages ? "virtual_stages" : stages_key(spec)),
-               "%s cuts the layers in %d runs, but the model has %d layers: some run would have none", name,
-               stages * (pin->system == SYSTEM_DUALPIPEV ? 2 : 1), layers);
+  if (runs > layers) {
+    diag_error(diag,
+               cut ? plan_span(spec, "virtual_stages")
+               : p ? plan_span(spec, stages_key(spec))
+                   : spec_span(spec, "model", "layers"),
+               "%s cuts the layers in %lld runs, but the model has %d layer%s: some run would have none", name,
+               (long long)runs, layers, layers == 1 ? "" : "s");
     ok = false;
   }
   if (pin->expert_parallel > spec->model.moe.experts) {
@@ -86,6 +94,13 @@ static bool check_pins(Diag *diag, const Spec *spec, const ShapeSpec *shape)
   if (pin->system == SYSTEM_TUTEL && pin->chunks > 1 && pin->dedup == DEDUP_NODE) {
     diag_error(diag, plan_span(spec, "chunks"), "chunks = %d and dedup = node: relays forward whole micro-batches only",
                pin->chunks);
+    ok = false;
+  }
+  if (pin->system == SYSTEM_TUTEL && pin->chunks > shape->seq) {
+    diag_error(diag, plan_span(spec, "chunks"),
+               "chunks = %d, but a sequence has %lld token%s: some chunk would have none", pin->chunks,
+               (long long)shape->seq, shape->seq == 1 ? "" : "s");
+    diag_note(diag, shape->span, "that is the shape whose seq is %lld", (long long)shape->seq);
     ok = false;
   }
   if (pin->replicas > shape->global_batch) {
@@ -107,25 +122,43 @@ static void batch(const Search *s, StageLayout *at)
   at->micro_batches = (int)moe_part_max(share, at->mb_seqs);
 }
 
+/* Keeps the refusal that says most about what the user asked for. Where the planner is free to choose the number that
+   is to blame it tries others, and those say more. */
+static void note_refusal(Search *s, const StageLayout *at, StageRefusal r)
+{
+  bool fewer_ranks = pinned_ranks(s->spec) == 0 && r.fault != STAGE_FEW_MBS;
+  bool more_runs = r.fault == STAGE_BAD_CUT && s->spec->plan.virtual_stages == 0 && at->p <= s->spec->model.layers / 2;
+  if (fewer_ranks || more_runs || (s->refusal.why && s->refusal.lacks <= r.lacks)) {
+    return;
+  }
+  s->refusal = r;
+  s->refused = *at;
+}
+
+static void note_ranks(Search *s, int64_t ranks)
+{
+  s->least_ranks = s->least_ranks == 0 || ranks < s->least_ranks ? ranks : s->least_ranks;
+}
+
 /* Replicas of p x n ranks: as many as the cluster has room for and the schedule has micro-batches for. */
 static bool find_replicas(Search *s, StageLayout *at)
 {
-  int pinned = s->spec->plan.replicas, ranks = at->p * at->n;
-  int most = pinned ? pinned : s->nodes.total / ranks;
-  most = most < s->shape->global_batch ? most : s->shape->global_batch;
-  if (ranks * (pinned ? pinned : 1) > s->nodes.total) {
-    ranks *= pinned ? pinned : 1;
-    s->least_ranks = s->least_ranks == 0 || ranks < s->least_ranks ? ranks : s->least_ranks;
+  int least = s->spec->plan.replicas > 0 ? s->spec->plan.replicas : 1;
+  int64_t ranks = (int64_t)at->p * at->n;
+  if (ranks * least > s->nodes.total) {
+    note_ranks(s, ranks * least);
     return false;
   }
-  for (at->replicas = most; at->replicas >= (pinned ? pinned : 1); at->replicas--) {
+  int most = s->spec->plan.replicas > 0 ? least : (int)(s->nodes.total / ranks);
+  most = most < s->shape->global_batch ? most : s->shape->global_batch;
+  for (at->replicas = most; at->replicas >= least; at->replicas--) {
     batch(s, at);
     StageIn in = order_in(s, at);
-    const char *why = stage_refuses(s->arena, &in);
-    if (!why) {
+    StageRefusal refusal = stage_refusal(s->arena, &in);
+    if (!refusal.why) {
       return true;
     }
-    s->refusal = s->refusal ? s->refusal : why;
+    note_refusal(s, at, refusal);
   }
   return false;
 }
@@ -234,11 +267,15 @@ static void list_layouts(Search *s)
   int pinned = pinned_ranks(s->spec), layers = s->spec->model.layers, experts = s->spec->model.moe.experts;
   int most = pin->expert_parallel > 0 ? pin->expert_parallel : s->nodes.total < experts ? s->nodes.total : experts;
   bool tutel = s->system == SYSTEM_TUTEL;
+  if (pin->expert_parallel > s->nodes.total) {
+    note_ranks(s, pin->expert_parallel);
+  }
   for (int n = 1; n <= most; n++) {
     for (int r = RECOMPUTE_NONE; r <= RECOMPUTE_FULL; r++) {
       for (int d = 1; d <= MOST_CHUNKS; d *= 2) {
         int chunks = tutel && pin->chunks > 0 ? pin->chunks : d;
-        if (!rank_count(s, n) || (pin->recompute != RECOMPUTE_AUTO && pin->recompute != (Recompute)r) ||
+        if (!rank_count(s, n) || n > s->nodes.total ||
+            (pin->recompute != RECOMPUTE_AUTO && pin->recompute != (Recompute)r) ||
             (d > 1 && (!tutel || pin->chunks > 0 || pin->dedup == DEDUP_NODE)) || chunks > s->shape->seq) {
           continue;
         }
@@ -374,12 +411,47 @@ static bool complete(Arena *arena, Diag *diag, const Search *s, const StageLayou
 
 /* ---- what is missing ---- */
 
+/* Place of the pin that leaves a step so few micro-batches, or else of the shape. */
 static Span batch_span(const Search *s)
 {
   const PlanSpec *pin = &s->spec->plan;
-  const char *key = pin->expert_parallel ? "expert_parallel" : pin->replicas ? "replicas" : stages_key(s->spec);
-  Span span = spec_span(s->spec, "plan", key);
-  return pin->expert_parallel || pin->replicas || pinned_ranks(s->spec) ? span : s->shape->span;
+  const char *key = pin->expert_parallel > 1    ? "expert_parallel"
+                    : pin->replicas > 1         ? "replicas"
+                    : pinned_ranks(s->spec) > 1 ? stages_key(s->spec)
+                                                : NULL;
+  return key ? spec_span(s->spec, "plan", key) : s->shape->span;
+}
+
+static Span refusal_span(const Search *s)
+{
+  const PlanSpec *pin = &s->spec->plan;
+  switch (s->refusal.fault) {
+  case STAGE_BAD_CUT:
+    return plan_span(s->spec, pin->virtual_stages ? "virtual_stages" : stages_key(s->spec));
+  case STAGE_BAD_TURN:
+    return plan_span(s->spec, "mb_group");
+  case STAGE_FEW_MBS:
+    return pin->mb_group && !dual(s->system) ? plan_span(s->spec, "mb_group") : batch_span(s);
+  default:
+    return plan_span(s->spec, stages_key(s->spec));
+  }
+}
+
+static void explain_refusal(Diag *diag, const Search *s)
+{
+  const StageLayout *at = &s->refused;
+  const ShapeSpec *shape = s->shape;
+  diag_error(diag, refusal_span(s), "no plan: %s", s->refusal.why);
+  if (s->refusal.fault == STAGE_FEW_MBS) {
+    diag_note(diag, shape->span,
+              "a step has %d sequence%s; with %d replica%s and %d for each of a pipeline rank's %d GPU%s a micro-batch "
+              "has %d",
+              shape->global_batch, shape->global_batch == 1 ? "" : "s", at->replicas, at->replicas == 1 ? "" : "s",
+              shape->micro_batch, at->n, at->n == 1 ? "" : "s", at->mb_seqs);
+  } else if (s->refusal.fault == STAGE_BAD_CUT && s->spec->plan.virtual_stages == 0) {
+    diag_note(diag, spec_span(s->spec, "model", "layers"), "%d layers leave each pipeline rank %d",
+              s->spec->model.layers, s->spec->model.layers / at->p);
+  }
 }
 
 static void explain(Diag *diag, const Search *s)
@@ -402,18 +474,16 @@ static void explain(Diag *diag, const Search *s)
               ceil((double)s->need / 1048576));
     return;
   }
-  if (s->refusal) {
-    diag_error(diag, batch_span(s), "no plan: %s", s->refusal);
-    diag_note(diag, s->shape->span, "a step has %d sequences, %d for each rank and micro-batch", s->shape->global_batch,
-              s->shape->micro_batch);
+  if (s->refusal.why) {
+    explain_refusal(diag, s);
     return;
   }
   if (s->least_ranks > s->nodes.total) {
     int per = s->spec->cluster.gpus;
-    diag_error(diag, batch_span(s), "no plan: the pins ask for %d GPUs, the cluster has %d (%d too few)",
-               s->least_ranks, s->nodes.total, s->least_ranks - s->nodes.total);
-    diag_note(diag, spec_span(s->spec, "cluster", "nodes"), "smallest change: nodes = %d (of %d GPUs each)",
-              (s->least_ranks + per - 1) / per, per);
+    diag_error(diag, batch_span(s), "no plan: the pins ask for %lld GPUs, the cluster has %d (%lld too few)",
+               (long long)s->least_ranks, s->nodes.total, (long long)s->least_ranks - s->nodes.total);
+    diag_note(diag, spec_span(s->spec, "cluster", "nodes"), "smallest change: nodes = %lld (of %d GPUs each)",
+              (long long)moe_part_max(s->least_ranks, per), per);
     return;
   }
   diag_error(diag, plan_span(s->spec, NULL), "no plan: no layout of %s fits %d nodes of %d GPUs under these pins", name,
@@ -435,6 +505,10 @@ int plan_colocated(Arena *arena, Diag *diag, const Spec *spec, const ShapeSpec *
   Arena *scratch = arena_new(), *trial = arena_new();
   StageLayout *kept = arena_new_array(scratch, StageLayout, (size_t)most);
   Search s = {.arena = scratch, .spec = spec, .shape = shape, .nodes = plan_nodes(spec), .system = spec->plan.system};
+  if (s.nodes.ranks < 1 || s.nodes.total < 1 || spec->model.layers < 1 || shape->global_batch < 1 ||
+      shape->micro_batch < 1) {
+    die("a spec without layers, GPUs or sequences"); /* all divisions below are by these or by parts of them */
+  }
   list_layouts(&s);
   if (s.n) {
     qsort(s.list, (size_t)s.n, sizeof *s.list, by_estimate);

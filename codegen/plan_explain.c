@@ -89,13 +89,19 @@ static double busy(const SideView *v)
   return fmax(v->compute_ns, v->network_ns);
 }
 
-static void print_side(const SideView *v, FILE *out)
+static void print_side(const Spec *spec, const SideView *v, FILE *out)
 {
   char flops[HUMAN_MAX], bytes[HUMAN_MAX], ratio[HUMAN_MAX], turn[HUMAN_MAX], compute[HUMAN_MAX], network[HUMAN_MAX];
   char sustained[HUMAN_MAX];
   if (v->bytes <= 0) {
     fprintf(out, "  %s: no message leaves a rank; compute of %s per layer and micro-batch\n", plan_role_name(v->role),
             human_time(compute, v->compute_ns));
+    return;
+  }
+  if (spec->costs.given) { /* times without a rate behind them have no roofline */
+    fprintf(out, "  %s: the spec's own times: compute %s, network %s per layer and micro-batch: the %s binds\n",
+            plan_role_name(v->role), human_time(compute, v->compute_ns), human_time(network, v->network_ns),
+            v->compute_ns >= v->network_ns ? "compute" : "network");
     return;
   }
   fprintf(
@@ -127,25 +133,36 @@ static void print_balance(const Spec *spec, const Plan *plan, const SideView *a,
           human_percent(share, fmin(att, ffn) / most));
 }
 
-/* Rows per token and direction between nodes or ranks, as the plan sends them and without deduplication. */
-static void print_dedup(const Spec *spec, const Plan *plan, FILE *out)
+/* Rows of a token that leave its rank in one direction; *far: of them those between nodes. */
+static double rows_out(const Spec *spec, const Plan *plan, Dedup dedup, double *far)
 {
-  static const char *const words[] = {[DEDUP_RANK] = "once per rank",
-                                      [DEDUP_NODE] = "once per node, relayed there",
-                                      [DEDUP_FLAT] = "once per chosen expert",
-                                      [DEDUP_AUTO] = ""};
-  int l = spec->model.dense.layers;
-  MsgCost c = cost_msg(spec, plan, MOE_EDGE_COMBINE_B, l); /* rows alone */
+  Plan view = *plan;
+  view.dedup = dedup;
+  MsgCost c = cost_msg(spec, &view, MOE_EDGE_COMBINE_B, spec->model.dense.layers); /* rows alone */
   double tokens = (double)plan->mb_seqs * (double)moe_part_max(plan->shape->seq, plan->chunks);
   double row = tokens * (double)cost_row_bytes(spec);
-  if (c.bytes <= 0) {
+  *far = c.nic_bytes / row;
+  return c.bytes / row;
+}
+
+/* What deduplication saves of the rows that leave a rank. A rank with experts keeps some of its tokens' rows. */
+static void print_dedup(const Spec *spec, const Plan *plan, FILE *out)
+{
+  int k = spec->model.moe.top_k;
+  double far = 0, flat_far = 0, rows = rows_out(spec, plan, plan->dedup, &far);
+  double flat = rows_out(spec, plan, DEDUP_FLAT, &flat_far);
+  if (flat <= 0) {
     fprintf(out, "  a token never leaves its rank, which has all experts of the layer\n");
     return;
   }
-  fprintf(out, "  a token travels %s: %.3g rows instead of %d", words[plan->dedup], c.bytes / row,
-          spec->model.moe.top_k);
-  if (c.nic_bytes > 0) {
-    fprintf(out, ", %.3g of them between nodes", c.nic_bytes / row);
+  if (plan->dedup == DEDUP_FLAT) {
+    fprintf(out, "  a token travels once per chosen expert: of its %d rows %.3g leave the rank", k, rows);
+  } else {
+    fprintf(out, "  a token travels once per %s: %.3g rows leave its rank instead of %.3g, one per chosen expert there",
+            plan->dedup == DEDUP_NODE ? "node, relayed there" : "rank", rows, flat);
+  }
+  if (far > 0) {
+    fprintf(out, ", %.3g of them between nodes", far);
   }
   fprintf(out, "\n");
 }
@@ -192,10 +209,11 @@ static void print_layout(const Plan *p, FILE *out)
 {
   fprintf(out, "%d replica%s of ", p->replicas, p->replicas == 1 ? "" : "s");
   if (p->n_stages > 0) {
-    fprintf(out, "%d pipeline rank%s of %d GPUs, %d run%s of layers on each", p->n_groups, p->n_groups == 1 ? "" : "s",
-            p->groups[0].n_ranks, p->ways * p->n_stages / p->n_groups, p->ways * p->n_stages == p->n_groups ? "" : "s");
+    fprintf(out, "%d pipeline rank%s of %d GPU%s, %d run%s of layers on each", p->n_groups, p->n_groups == 1 ? "" : "s",
+            p->groups[0].n_ranks, p->groups[0].n_ranks == 1 ? "" : "s", p->ways * p->n_stages / p->n_groups,
+            p->ways * p->n_stages == p->n_groups ? "" : "s");
   } else if (p->groups[0].role == (PLAN_A | PLAN_F)) {
-    fprintf(out, "%d x %d GPUs for both", p->p_att, p->groups[0].n_ranks);
+    fprintf(out, "%d x %d GPUs for attention and experts alike", p->p_att, p->groups[0].n_ranks);
   } else {
     fprintf(out, "%d x %d attention and %d x %d FFN GPUs", p->p_att, p->groups[0].n_ranks, p->p_ffn,
             p->groups[p->p_att].n_ranks);
@@ -215,6 +233,7 @@ static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FIL
   double ffn = side_load(spec, next, &f1) / tokens1 / (side_load(spec, best, &f0) / tokens0);
   double pace0 = fmax(side_load(spec, best, &a0), side_load(spec, best, &f0)) / tokens0;
   double pace1 = fmax(side_load(spec, next, &a1), side_load(spec, next, &f1)) / tokens1;
+  bool one_side = a1.role == f1.role;
   char text[HUMAN_MAX];
   if (next->recompute != best->recompute) {
     fprintf(out, "it has %s recomputation; ",
@@ -226,8 +245,12 @@ static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FIL
   }
   if (pace1 > pace0 * 1.002) {
     bool by_att = side_load(spec, next, &a1) >= side_load(spec, next, &f1);
-    fprintf(out, "its %s side is slower per token (%s of the chosen plan's)",
-            plan_role_name(by_att ? a1.role : f1.role), human_percent(text, by_att ? att : ffn));
+    if (one_side) {
+      fprintf(out, "its groups take longer per token");
+    } else {
+      fprintf(out, "its %s side is slower per token", plan_role_name(by_att ? a1.role : f1.role));
+    }
+    fprintf(out, " (%s of the chosen plan's)", human_percent(text, by_att ? att : ffn));
   } else if (next->replicas * next->replica_ranks != best->replicas * best->replica_ranks) {
     fprintf(out, "it uses %d GPUs instead of %d", next->replicas * next->replica_ranks,
             best->replicas * best->replica_ranks);
@@ -237,7 +260,8 @@ static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FIL
   } else if (next->in_flight < best->in_flight) {
     fprintf(out, "memory lets it have %d micro-batches in flight instead of %d", next->in_flight, best->in_flight);
   } else {
-    fprintf(out, "both sides keep the same pace; gradient exchange and latencies decide");
+    fprintf(out, "%s the same pace; gradient exchange and latencies decide",
+            one_side ? "its groups keep" : "both sides keep");
   }
 }
 
@@ -249,9 +273,9 @@ void plan_explain(const Spec *spec, const Plan *plans, int n, FILE *out)
   print_layout(best, out);
   fprintf(out, "\n");
   SideView a = plan_side(spec, best, PLAN_A), f = plan_side(spec, best, PLAN_F);
-  print_side(&a, out);
+  print_side(spec, &a, out);
   if (a.role == PLAN_A) {
-    print_side(&f, out);
+    print_side(spec, &f, out);
     print_balance(spec, best, &a, &f, out);
   } else if (a.bytes > 0) {
     fprintf(out, "  every rank does both: without overlap messages add %s to the compute of a layer\n",

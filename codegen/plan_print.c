@@ -127,8 +127,9 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
           plan_placement_name(plan->placement), plan->replicas, plan->replicas == 1 ? "" : "s", plan->replica_ranks,
           ranks, spec->cluster.nodes * spec->cluster.gpus);
   if (plan->n_stages > 0) {
-    fprintf(out, "%d pipeline rank%s of %d GPUs, the layers in %d run%s\n", plan->n_groups,
-            plan->n_groups == 1 ? "" : "s", plan->groups[0].n_ranks, plan->n_stages, plan->n_stages == 1 ? "" : "s");
+    fprintf(out, "%d pipeline rank%s of %d GPU%s, the layers in %d run%s\n", plan->n_groups,
+            plan->n_groups == 1 ? "" : "s", plan->groups[0].n_ranks, plan->groups[0].n_ranks == 1 ? "" : "s",
+            plan->n_stages, plan->n_stages == 1 ? "" : "s");
   } else {
     fprintf(out, "%d attention and %d FFN group%s per replica\n", plan->p_att, plan->p_ffn,
             plan->p_att + plan->p_ffn == 2 ? "" : "s");

@@ -28,55 +28,78 @@ StageIn stage_in(const Plan *plan)
   return in;
 }
 
-static const char *refuses_interleaved(Arena *arena, const StageIn *in, const char *name)
+static StageRefusal refuse(StageFault fault, int lacks, const char *why)
+{
+  return (StageRefusal){why, fault, lacks};
+}
+
+static StageRefusal refusal_interleaved(Arena *arena, const StageIn *in, const char *name)
 {
   int p = in->ranks, v = in->virtual_stages, m = in->micro_batches, g = mb_group(in);
   if (v < 1) {
-    return arena_printf(arena, "%s: %d virtual stages, at least 1", name, v);
+    return refuse(STAGE_BAD_CUT, 0, arena_printf(arena, "%s: %d virtual stages, at least 1", name, v));
   }
   if (in->system == SYSTEM_MEGATRON_OVERLAP && p > 1 && v < 2) {
-    return arena_printf(arena, "%s: %d virtual stage, at least 2 (on %d pipeline ranks, a merged pair needs two)", name,
-                        v, p);
+    return refuse(STAGE_BAD_CUT, 0,
+                  arena_printf(arena,
+                               "%s: %d virtual stage, at least 2 (on %d pipeline ranks, a merged pair needs two)", name,
+                               v, p));
   }
   if (v == 1) {
-    return NULL;
+    return (StageRefusal){0};
   }
   if (g < p) {
-    return arena_printf(arena, "%s: turns of %d micro-batches, at least %d (the pipeline ranks)", name, g, p);
+    return refuse(STAGE_BAD_TURN, 0,
+                  arena_printf(arena, "%s: turns of %d micro-batch%s, at least %d (the pipeline ranks)", name, g,
+                               g == 1 ? "" : "es", p));
   }
   if (m < g) {
-    return arena_printf(arena, "%s: %d micro-batches, at least %d (one turn of a virtual stage)", name, m, g);
+    return refuse(STAGE_FEW_MBS, g - m,
+                  arena_printf(arena, "%s: %d micro-batch%s, at least %d (one turn of a virtual stage)", name, m,
+                               m == 1 ? "" : "es", g));
   }
   if (m % g && m % g < p) {
-    return arena_printf(arena, "%s: %d micro-batches in turns of %d leave a last turn of %d, at least %d (the ranks)",
-                        name, m, g, m % g, p);
+    return refuse(STAGE_FEW_MBS, p - m % g,
+                  arena_printf(arena,
+                               "%s: %d micro-batches in turns of %d leave a last turn of %d, at least %d (the ranks)",
+                               name, m, g, m % g, p));
   }
-  return NULL;
+  return (StageRefusal){0};
 }
 
-const char *stage_refuses(Arena *arena, const StageIn *in)
+StageRefusal stage_refusal(Arena *arena, const StageIn *in)
 {
   const char *name = plan_system_name(in->system);
   int p = in->ranks, m = in->micro_batches;
   if (p < 1) {
-    return arena_printf(arena, "%s: %d pipeline ranks, at least 1", name, p);
+    return refuse(STAGE_BAD_RANKS, 0, arena_printf(arena, "%s: %d pipeline ranks, at least 1", name, p));
   }
   if (m < 1) {
-    return arena_printf(arena, "%s: %d micro-batches, at least 1", name, m);
+    return refuse(STAGE_FEW_MBS, 1, arena_printf(arena, "%s: %d micro-batches, at least 1", name, m));
   }
   if (!stage_dual(in->system)) {
-    return refuses_interleaved(arena, in, name);
+    return refusal_interleaved(arena, in, name);
   }
   if (in->system == SYSTEM_DUALPIPE && p % 2) {
-    return arena_printf(arena, "%s: %d pipeline ranks, an even number such as %d", name, p, p + 1);
+    return refuse(
+        STAGE_BAD_RANKS, 0,
+        arena_printf(arena, "%s: %d pipeline rank%s, an even number such as %d", name, p, p == 1 ? "" : "s", p + 1));
   }
   if (m < 2 * p) {
-    return arena_printf(arena, "%s: %d micro-batches, at least %d (twice the pipeline ranks)", name, m, 2 * p);
+    return refuse(STAGE_FEW_MBS, 2 * p - m,
+                  arena_printf(arena, "%s: %d micro-batch%s, at least %d (twice the pipeline ranks)", name, m,
+                               m == 1 ? "" : "es", 2 * p));
   }
   if (in->system == SYSTEM_DUALPIPE && m % 2) {
-    return arena_printf(arena, "%s: %d micro-batches, an even number such as %d", name, m, m + 1);
+    return refuse(STAGE_FEW_MBS, 1,
+                  arena_printf(arena, "%s: %d micro-batches, an even number such as %d", name, m, m + 1));
   }
-  return NULL;
+  return (StageRefusal){0};
+}
+
+const char *stage_refuses(Arena *arena, const StageIn *in)
+{
+  return stage_refusal(arena, in).why;
 }
 
 int stage_count(const StageIn *in)

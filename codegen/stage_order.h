@@ -46,6 +46,16 @@ bool stage_dual(SystemKind);
    the pipeline ranks)". */
 const char *stage_refuses(Arena *, const StageIn *);
 
+/* The same, with what is to blame: the number of pipeline ranks, that of virtual stages, the micro-batches of a turn,
+   or those of the step. */
+typedef enum StageFault { STAGE_BAD_RANKS, STAGE_BAD_CUT, STAGE_BAD_TURN, STAGE_FEW_MBS } StageFault;
+typedef struct StageRefusal {
+  const char *why; /* NULL: none */
+  StageFault fault;
+  int lacks; /* STAGE_FEW_MBS: micro-batches more that would do */
+} StageRefusal;
+StageRefusal stage_refusal(Arena *, const StageIn *);
+
 /* Stages of one direction: p v for interleaved 1F1B, p for dualpipe, 2p for dualpipev. */
 int stage_count(const StageIn *);
 

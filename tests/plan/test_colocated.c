@@ -170,6 +170,28 @@ static void refusals_name_what_is_missing(void **state)
   must_say(&spec, SYSTEM_DUALPIPE, true, "4 micro-batches", "at least 8");
   spec.plan.replicas = 2;
   must_say(&spec, SYSTEM_MEGATRON, true, "16 GPUs", "8 too few");
+  /* of what the planner may choose, what comes closest: not one pipeline rank, which nobody asked for */
+  spec = base;
+  spec.plan.expert_parallel = 4;
+  must_say(&spec, SYSTEM_DUALPIPE, true, "2 micro-batches, at least 4", "1 replica ");
+  spec = base;
+  spec.plan.replicas = 8;
+  must_say(&spec, SYSTEM_DUALPIPE, true, "ask for 16 GPUs", "8 too few");
+  spec = base;
+  spec.plan.attention_stages = spec.plan.ffn_stages = 1;
+  must_say(&spec, SYSTEM_DUALPIPE, true, "1 pipeline rank,", "such as 2");
+  spec = base;
+  spec.model.layers = 1;
+  must_say(&spec, SYSTEM_DUALPIPE, false, "2 runs", "1 layer:");
+  must_say(&spec, SYSTEM_DUALPIPEV, false, "2 runs", "1 layer:");
+  spec = base;
+  spec.plan.attention_stages = spec.plan.ffn_stages = 4;
+  must_say(&spec, SYSTEM_MEGATRON_OVERLAP, true, "1 virtual stage, at least 2", "4 layers leave each pipeline rank 1");
+  spec = base;
+  spec.plan.chunks = 4;
+  shape.seq = 2;
+  must_say(&spec, SYSTEM_TUTEL, false, "chunks = 4", "2 tokens");
+  shape.seq = 64;
   spec = base;
   spec.plan.virtual_stages = 5;
   must_say(&spec, SYSTEM_MEGATRON, false, "5 runs", "4 layers");

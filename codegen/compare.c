@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "codegen/fastest.h"
+
 const char *const compare_rules[] = {
     "every system trains the same sequences per step: the shape's global_batch",
     "each takes the settings that are fastest in simulation among those that fit its memory; pins of the spec hold for "
@@ -27,6 +29,16 @@ const CompareRow *compare_fastest(const Comparison *c, int point, int shape, con
     }
   }
   return best;
+}
+
+const char *compare_verdict(Arena *arena, const Comparison *c, int point, int shape)
+{
+  Contender list[SYSTEM_COUNT];
+  for (int k = 0; k < c->n_systems; k++) {
+    const CompareRow *row = compare_row(c, point, shape, k);
+    list[k] = (Contender){row->system, row->ran ? row->metrics.whole.step_ns : 0};
+  }
+  return fastest_text(arena, list, c->n_systems);
 }
 
 /* "6,6,8" as "6 6 8", or one number where all are equal. */
@@ -121,7 +133,11 @@ void compare_run(Arena *arena, const SweepPoint *points, int n_points, const Sys
         if (progress) {
           progress(row, done, n);
         }
-        run_row(arena, row, s, timeline_rects);
+        if (points[p].reason) {
+          row->reason = points[p].reason;
+        } else {
+          run_row(arena, row, s, timeline_rects);
+        }
         done++;
       }
       relate(compare_row(c, p, s, 0), n_systems);

@@ -12,8 +12,9 @@ typedef struct SweepPoint {
   const char **keys;   /* [n] */
   const char **values; /* [n] as written */
   int n;
-  int last_axis; /* first key of the last sweep, which moves fastest */
-  Spec spec;
+  int last_axis;      /* first key of the last sweep, which moves fastest */
+  const char *reason; /* why these values make no spec, in the words of its first error; else NULL */
+  Spec spec;          /* with a reason: that without the sweep */
 } SweepPoint;
 
 typedef struct CompareRow {
@@ -42,6 +43,9 @@ CompareRow *compare_row(const Comparison *, int point, int shape, int system);
 /* The row with the shortest step, `but` left out; NULL: no other ran. */
 const CompareRow *compare_fastest(const Comparison *, int point, int shape, const CompareRow *but);
 
+/* fastest_text() of a point's shape; NULL: no system ran. */
+const char *compare_verdict(Arena *, const Comparison *, int point, int shape);
+
 /* Runs everything. timeline_rects: most rectangles of a row's timeline, 0 for none. `progress` may be NULL; it gets the
    row about to run and how many there are. */
 typedef void CompareProgress(const CompareRow *, int row, int n_rows);
@@ -54,9 +58,11 @@ void compare_print_json(const Comparison *, FILE *);
 /* What makes the comparison fair, line by line; NULL ends. */
 extern const char *const compare_rules[];
 
-/* sweep.c: "seq=4Ki,8Ki" or "a:b=1:2,3:4"; several texts: every combination, the last moving fastest. `shapes` as for
-   spec_select_shapes, or NULL. A key that is not swept or a value that the spec cannot have is reported; false then. */
-bool sweep_points(Arena *, Diag *, AstFile *, const char *const *texts, int n_texts, const char *shapes,
+/* sweep.c: points of a file and of the spec that it is without a sweep. "seq=4Ki,8Ki" or "a:b=1:2,3:4"; several texts:
+   every combination, the last moving fastest. `shapes` as for spec_select_shapes, or NULL. A key that is not swept or a
+   value that it can never have is reported; false then. A value that does not go with the rest of the spec makes a
+   point with a reason. */
+bool sweep_points(Arena *, Diag *, AstFile *, const Spec *, const char *const *texts, int n_texts, const char *shapes,
                   SweepPoint **points, int *n_points);
 
 /* page*.c: the self-contained page. `home` holds codegen/page.css and codegen/page.js. */

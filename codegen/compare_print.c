@@ -52,15 +52,10 @@ static void print_row(const CompareRow *row, FILE *out)
 /* The fastest and how far the next is. */
 static void print_verdict(const Comparison *c, int point, int shape, FILE *out)
 {
-  const CompareRow *best = compare_fastest(c, point, shape, NULL), *next = compare_fastest(c, point, shape, best);
-  if (!best) {
-    fprintf(out, "no system can run this\n");
-  } else if (!next) {
-    fprintf(out, "%s is the only one that can run this\n", plan_system_name(best->system));
-  } else {
-    fprintf(out, "fastest: %s, %.3fx faster than %s, the next\n", plan_system_name(best->system),
-            next->metrics.whole.step_ns / best->metrics.whole.step_ns, plan_system_name(next->system));
-  }
+  Arena *words = arena_new();
+  const char *text = compare_verdict(words, c, point, shape);
+  fprintf(out, text ? "fastest: %s\n" : "no system can run this\n", text);
+  arena_free(words);
 }
 
 static void print_shape(const Comparison *c, int shape, FILE *out)

@@ -103,14 +103,10 @@ static void print_verdicts(Arena *arena, const Comparison *c, FILE *out)
       continue;
     }
     char text[HUMAN_MAX];
-    fprintf(out, ": <b>%s</b>, %s a step", plan_system_name(best->system),
+    fprintf(out, ": <b>%s</b>; a step takes %s", compare_verdict(arena, c, p, s),
             human_time(text, best->metrics.whole.step_ns));
-    if (next) {
-      fprintf(out, "; %.2fx as fast as %s, the next", next->metrics.whole.step_ns / best->metrics.whole.step_ns,
-              plan_system_name(next->system));
-    }
     if (best->vs_megatron > 0 && best->system != SYSTEM_MEGATRON && (!next || next->system != SYSTEM_MEGATRON)) {
-      fprintf(out, ", %.2fx as megatron", best->vs_megatron);
+      fprintf(out, ", megatron's %.2f times as long", best->vs_megatron);
     }
     fprintf(out, "</li>\n");
   }

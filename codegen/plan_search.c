@@ -13,7 +13,8 @@ enum {
   CACHED_LAYERS = 512,
   SCRATCH_TUPLES = 64, /* after so many the memory of lists is given back */
   SHORTAGE_TRIALS = 400000,
-  ALIKE = 2 /* candidates that differ in recomputation and the place of the optimizer's state alone */
+  PAIR_BUDGET = 1 << 24, /* pairs priced, after which the best so far is taken: by number, so that machines agree */
+  ALIKE = 2              /* candidates that differ in recomputation and the place of the optimizer's state alone */
 };
 
 static const double SAME = 1e-9; /* relative; times closer than this are equal */
@@ -23,6 +24,7 @@ typedef struct Search {
   Space space;
   Kinds *kinds; /* by groups of both sides and colocated or not */
   Memo memo;
+  int64_t pairs; /* priced so far */
 } Search;
 
 static void init_price(Search *s, Price *p, const Tuple *t)
@@ -78,7 +80,7 @@ static double cut(double limit, const Pair *best)
   return best->ranks ? fmin(limit, best->z * (1 + SAME)) : limit;
 }
 
-static void separate_pairs(const Space *s, const Price *p, double limit, Pair *best)
+static void separate_pairs(const Space *s, const Price *p, double limit, Pair *best, int64_t *priced)
 {
   const Tuple *t = p->tuple;
   const PlanSpec *pin = &s->spec->plan;
@@ -86,10 +88,12 @@ static void separate_pairs(const Space *s, const Price *p, double limit, Pair *b
   for (int i = 0; i < att.n; i++) {
     Pair pair = {.att_n = att.v[i]};
     int att_ranks = space_ranks(s, true, t->p_att, pair.att_n);
+    ++*priced;
     pair.att_nics = pin->attention_nics > 0 ? pin->attention_nics : space_nics(s, t, att_ranks);
     if (price_att_least(p, pair.att_n) > cut(limit, best)) {
       continue;
     }
+    *priced += ffn.n;
     for (int j = 0; j < ffn.n; j++) {
       int ffn_ranks = space_ranks(s, false, t->p_ffn, ffn.v[j]);
       pair.ffn_n = ffn.v[j];
@@ -108,10 +112,11 @@ static void separate_pairs(const Space *s, const Price *p, double limit, Pair *b
 }
 
 /* Of the columns of both sides at once. */
-static void whole_pairs(const Space *s, const Price *p, double limit, Pair *best)
+static void whole_pairs(const Space *s, const Price *p, double limit, Pair *best, int64_t *priced)
 {
   Columns columns = {0};
   space_columns(s, p, limit, &columns);
+  *priced += columns.n;
   for (int i = 0; i < columns.n; i++) {
     const Column *c = &columns.v[i];
     if (within(p->tuple, c->ranks)) {
@@ -120,14 +125,14 @@ static void whole_pairs(const Space *s, const Price *p, double limit, Pair *best
   }
 }
 
-static bool best_pair(const Space *s, const Price *p, double limit, Pair *best)
+static bool best_pair(const Space *s, const Price *p, double limit, Pair *best, int64_t *priced)
 {
   const Tuple *t = p->tuple;
   *best = (Pair){0};
   if (t->place == PLACE_COLOCATED || (t->place == PLACE_MIXED && !t->single)) {
-    whole_pairs(s, p, limit, best);
+    whole_pairs(s, p, limit, best, priced);
   } else {
-    separate_pairs(s, p, limit, best);
+    separate_pairs(s, p, limit, best, priced);
   }
   return best->ranks > 0;
 }
@@ -297,7 +302,7 @@ int plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *lis
   Search s = {.arena = out, .space = {arena_new(), spec, shape, plan_nodes(spec)}};
   Price *p = arena_new_of(out, Price);
   Kept kept = {.list = list, .most = most};
-  double begin = plan_now_ms();
+  double begin = plan_now_ms(), left = 0; /* what tuples that were not looked at may be better by */
   int n_tuples = 0;
   Tuple *tuples = tuples_list(out, spec, shape, &n_tuples);
   kept.ranks = arena_new_array(out, int, (size_t)most + 1);
@@ -309,9 +314,13 @@ int plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *lis
     if (t->bound > limit * (1 - spec->plan.gap)) {
       break;
     }
+    if (s.pairs > PAIR_BUDGET && kept.n > 0) {
+      left = 1 - t->bound / list[0].choice.estimate;
+      break;
+    }
     init_price(&s, p, t);
     Pair pair;
-    if (best_pair(&s.space, p, limit - p->fill, &pair)) {
+    if (best_pair(&s.space, p, limit - p->fill, &pair, &s.pairs)) {
       Found found = {.choice = choose(&s.space, p, &pair), .pinned = all_pinned(spec)};
       keep(&kept, &found, pair.ranks * t->replicas, t);
     }
@@ -322,6 +331,8 @@ int plan_search(Arena *out, const Spec *spec, const ShapeSpec *shape, Found *lis
   }
   if (kept.n > 0) {
     prove(&s, p, kept.tuple[0], &list[0]);
+    list[0].proved = list[0].proved && left <= 0;
+    list[0].gap = left > list[0].gap ? left : list[0].gap;
   } else {
     measure_shortage(&s, p, tuples, n_tuples, shortage);
   }

@@ -4,6 +4,7 @@
    Variants of this rule are tried and the shortest timeline wins; ties go to the variant listed first, so the result
    depends on the input alone. */
 #include "codegen/sched_int.h"
+#include "runtime/moe_layout.h"
 
 static int way_mbs(const SchedNet *net, int way)
 {
@@ -129,18 +130,52 @@ static bool joins_fit(Diag *diag, const Spec *spec, const Plan *plan)
   return true;
 }
 
+/* Micro-batches that so many layers allow. */
+static int most_mbs(const Spec *spec)
+{
+  int most = SCHED_MAX_PASSES / (spec->model.layers > 0 ? spec->model.layers : 1);
+  return most < SCHED_MAX_MBS ? most : SCHED_MAX_MBS;
+}
+
+bool sched_in_bounds(Diag *diag, const Spec *spec, const ShapeSpec *shape)
+{
+  int64_t gpus = (int64_t)spec->cluster.nodes * spec->cluster.gpus, most = gpus * shape->micro_batch;
+  int64_t least = moe_part_max(shape->global_batch, most);
+  bool layers = spec->model.layers <= SCHED_MAX_LAYERS;
+  if (!layers) {
+    diag_error(diag, spec_span(spec, "model", "layers"), "%d layers: 1 to %d can be scheduled", spec->model.layers,
+               SCHED_MAX_LAYERS);
+  }
+  if (layers && least > most_mbs(spec)) {
+    diag_error(diag, shape->span,
+               "%d sequences per step, %d for each of %lld GPUs and micro-batch, are at least %lld micro-batches: 1 to "
+               "%d of %d layers can be scheduled",
+               shape->global_batch, shape->micro_batch, (long long)gpus, (long long)least, most_mbs(spec),
+               spec->model.layers);
+    diag_note(diag, shape->span, "smallest change: micro_batch = %lld",
+              (long long)moe_part_max(shape->global_batch, gpus * most_mbs(spec)));
+  }
+  if (gpus > SCHED_MAX_GPUS) {
+    diag_error(diag, spec_span(spec, "cluster", "nodes"), "%d nodes of %d GPUs are %lld: up to %d can be planned",
+               spec->cluster.nodes, spec->cluster.gpus, (long long)gpus, SCHED_MAX_GPUS);
+  }
+  return layers && gpus <= SCHED_MAX_GPUS && least <= most_mbs(spec);
+}
+
 static bool plan_fits(Diag *diag, const Spec *spec, const Plan *plan)
 {
   int errors = diag_errors(diag);
-  /* messages carry 12 bits of micro-batch and 8 of layer in their stamp */
-  if (plan->micro_batches < 1 || plan->micro_batches > 4096) {
-    diag_error(diag, (Span){0}, "%d micro-batches per step: 1 to 4096 can be scheduled", plan->micro_batches);
+  if (plan->micro_batches < 1 || plan->micro_batches > most_mbs(spec)) {
+    diag_error(diag, plan->shape ? plan->shape->span : (Span){0},
+               "%d micro-batches per step: 1 to %d of %d layers can be scheduled", plan->micro_batches, most_mbs(spec),
+               spec->model.layers);
   }
   if (plan->in_flight < 1) {
     diag_error(diag, (Span){0}, "%d micro-batches in flight: at least 1", plan->in_flight);
   }
-  if (spec->model.layers < 1 || spec->model.layers > 255) {
-    diag_error(diag, spec_span(spec, "model", "layers"), "%d layers: 1 to 255 can be scheduled", spec->model.layers);
+  if (spec->model.layers < 1 || spec->model.layers > SCHED_MAX_LAYERS) {
+    diag_error(diag, spec_span(spec, "model", "layers"), "%d layers: 1 to %d can be scheduled", spec->model.layers,
+               SCHED_MAX_LAYERS);
   }
   if (plan->chunks < 1 || plan->chunks > SCHED_MAX_CHUNKS) {
     diag_error(diag, spec_span(spec, "plan", "chunks"), "%d chunks: 1 to %d can be scheduled", plan->chunks,

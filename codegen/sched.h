@@ -59,6 +59,14 @@ void sched_print_orders(const Spec *, const Plan *, const Schedule *, FILE *);
 void sched_print_json(const Spec *, const Plan *, const Schedule *, FILE *);
 void sched_print_trace(const Spec *, const Plan *, const Schedule *, FILE *); /* Chrome trace events */
 
+/* What messages can number: 8 bits of layer and 12 of micro-batch; and layers times micro-batches, by the time and
+   memory that a schedule takes: half a minute and 1 GiB at this many. GPUs: by the time that the search for a plan
+   takes. */
+enum { SCHED_MAX_LAYERS = 255, SCHED_MAX_MBS = 4096, SCHED_MAX_PASSES = 1 << 17, SCHED_MAX_GPUS = 1 << 17 };
+
+/* Whether any plan of a shape keeps within that, before one is looked for; false after an error. */
+bool sched_in_bounds(Diag *, const Spec *, const ShapeSpec *);
+
 void sched_print_svg(const Spec *, const Plan *, const Schedule *, FILE *); /* picture of the modelled timeline */
 
 #endif

@@ -236,19 +236,28 @@ static bool set_key(Arena *arena, Diag *diag, AstFile *file, const SweepKey *whi
 
 /* ---- points ---- */
 
-/* Without a word if it is right, as warnings about the file have been given. */
-static bool build_spec(Arena *arena, Diag *diag, const AstFile *file, const char *shapes, Spec *spec)
+/* Without a word if it is right, as warnings about the file have been given, and if the reason says what is wrong. */
+static bool build_spec(Arena *arena, Diag *diag, const AstFile *file, const char *shapes, SweepPoint *point)
 {
   Listener *quiet = listener_new(arena);
+  Spec spec;
   bool ok =
-      spec_build(arena, quiet->diag, file, spec) && (!shapes || spec_select_shapes(arena, quiet->diag, spec, shapes));
-  listener_heard(arena, quiet);
-  return ok || (spec_build(arena, diag, file, spec) && (!shapes || spec_select_shapes(arena, diag, spec, shapes)));
+      spec_build(arena, quiet->diag, file, &spec) && (!shapes || spec_select_shapes(arena, quiet->diag, &spec, shapes));
+  const char *words = listener_heard(arena, quiet);
+  if (ok) {
+    point->spec = spec;
+  } else if (spec.misread) {
+    return spec_build(arena, diag, file, &spec);
+  } else {
+    point->reason = words;
+  }
+  return true;
 }
 
-static bool make_point(Arena *arena, Diag *diag, AstFile *file, const Axis *axes, int n_axes, int index,
-                       const char *shapes, SweepPoint *point)
+static bool make_point(Arena *arena, Diag *diag, AstFile *file, const Spec *spec, const Axis *axes, int n_axes,
+                       int index, const char *shapes, SweepPoint *point)
 {
+  *point = (SweepPoint){.spec = *spec};
   int total = 0;
   for (int a = 0; a < n_axes; a++) {
     total += axes[a].n_keys;
@@ -272,13 +281,13 @@ static bool make_point(Arena *arena, Diag *diag, AstFile *file, const Axis *axes
       ok = set_key(arena, diag, file, &keys[axes[a].keys[k]], value, &changes);
     }
   }
-  ok = ok && build_spec(arena, diag, file, shapes, &point->spec);
+  ok = ok && build_spec(arena, diag, file, shapes, point);
   undo(changes);
   return ok;
 }
 
-bool sweep_points(Arena *arena, Diag *diag, AstFile *file, const char *const *texts, int n_texts, const char *shapes,
-                  SweepPoint **points, int *n_points)
+bool sweep_points(Arena *arena, Diag *diag, AstFile *file, const Spec *spec, const char *const *texts, int n_texts,
+                  const char *shapes, SweepPoint **points, int *n_points)
 {
   Axis *axes = arena_new_array(arena, Axis, (size_t)n_texts + 1);
   if (n_texts > MAX_KEYS) {
@@ -308,7 +317,7 @@ bool sweep_points(Arena *arena, Diag *diag, AstFile *file, const char *const *te
   *n_points = (int)n;
   *points = arena_new_array(arena, SweepPoint, (size_t)n);
   for (int i = 0; i < *n_points; i++) {
-    if (!make_point(arena, diag, file, axes, n_texts, i, shapes, &(*points)[i])) {
+    if (!make_point(arena, diag, file, spec, axes, n_texts, i, shapes, &(*points)[i])) {
       return false;
     }
   }

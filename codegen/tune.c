@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codegen/fastest.h"
 #include "codegen/output.h"
 
 static const double pi = 3.14159265358979;
@@ -180,6 +181,9 @@ int tune_search(Arena *arena, Diag *diag, const Spec *spec, const TuneOptions *o
       tune_neighbours(&s.pool, centre, o->radius);
     }
     c = result->n_trials < o->trials ? next_candidate(&s) : NULL;
+  }
+  if (result->best > 0 && same_step(result->trials[result->best].measured_ns, result->trials[0].measured_ns)) {
+    result->best = 0; /* no reason to leave the planner's own */
   }
   result->ended_by = result->ended_by ? result->ended_by : tune_caught();
   if (!o->work) {

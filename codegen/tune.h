@@ -55,7 +55,7 @@ typedef struct TuneOptions {
 typedef struct TuneResult {
   TuneTrial *trials; /* in the order they ran; the first is the seed */
   int n_trials;
-  int best;     /* index, -1 if all failed */
+  int best;     /* index, the seed's where none is faster in three decimals; -1 if all failed */
   int ended_by; /* the signal that ended the search early, 0: none */
 } TuneResult;
 

@@ -71,7 +71,7 @@ int verb_compare(Compile *c)
   if (code) {
     return code;
   }
-  if (!sweep_points(c->arena, c->diag, c->ast, o->sweeps.items, o->sweeps.n, o->shape, &points, &n_points)) {
+  if (!sweep_points(c->arena, c->diag, c->ast, &c->spec, o->sweeps.items, o->sweeps.n, o->shape, &points, &n_points)) {
     return EXIT_USAGE;
   }
   if (sweeps_shapes(&points[0])) {

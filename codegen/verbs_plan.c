@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "codegen/cli.h"
+#include "codegen/fastest.h"
 #include "codegen/metrics.h"
 #include "codegen/output.h"
 #include "codegen/plan_explain.h"
@@ -26,23 +27,17 @@ int cli_schedule(Compile *c, int shape)
 void cli_print_choice(const Compile *c, FILE *out)
 {
   const Evaluation *e = &c->result;
-  const Outcome *next = NULL;
+  Contender list[SYSTEM_COUNT];
   int refused = 0;
   for (int i = 0; i < e->n_outcomes; i++) {
     const Outcome *o = &e->outcomes[i];
+    list[i] = (Contender){o->system, o->ran ? (double)o->step_ns : 0};
     refused += !o->ran;
-    if (o->ran && o->system != e->plan.system && (!next || o->step_ns < next->step_ns)) {
-      next = o;
-    }
   }
   if (!e->n_outcomes) {
     return;
   }
-  fprintf(out, "schedule = auto: %s", plan_system_name(e->plan.system));
-  if (next) {
-    fprintf(out, ", %.3fx faster than %s, the next", (double)next->step_ns / (double)e->sched.step_ns,
-            plan_system_name(next->system));
-  }
+  fprintf(out, "schedule = auto: %s", fastest_text(c->arena, list, e->n_outcomes));
   fprintf(out, refused ? "; %d of %d cannot run this (moec compare says why)\n" : "\n", refused, e->n_outcomes);
 }
 

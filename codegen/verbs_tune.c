@@ -104,7 +104,8 @@ static const char *summary(Compile *c, const TuneResult *r)
   human_time(first, seed->measured_ns);
   const char *steps = arena_printf(c->arena, "a step takes %s, the median of %d", time, best->steps);
   if (r->best == 0) {
-    return arena_printf(c->arena, "of %d plans tried the planner's own is the best: %s", r->n_trials, steps);
+    return arena_printf(c->arena, "of %d plan%s tried none is faster than the planner's own: %s", r->n_trials,
+                        r->n_trials == 1 ? "" : "s", steps);
   }
   if (seed->measured_ns <= 0) {
     return arena_printf(c->arena, "trial %d of %d: %s; the planner's own plan did not run", r->best + 1, r->n_trials,

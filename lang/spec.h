@@ -197,6 +197,7 @@ typedef struct Spec {
   PlanSpec plan;
   CostsSpec costs;
   const struct SpecSpans *spans; /* where each key was set: spec_span() */
+  bool misread; /* after an error: some key has a value that it cannot have, whatever stands beside it */
 } Spec;
 
 /* AST to Spec: resolves names, units, `use` and `let` done by the parser, checks every key against keys.def and the
@@ -212,7 +213,7 @@ bool spec_layer_is_dense(const Spec *, int layer);
    hash as well. */
 bool spec_select_shapes(Arena *, Diag *, Spec *, const char *names);
 
-/* Prints what the compiler reads back: every setting that is not the default, in base units. */
+/* Prints what the compiler reads back: every setting that is not the default, in base units and in the usual layout. */
 void spec_print(const Spec *, FILE *);
 /* Its model block alone. */
 void spec_print_model(const Spec *, FILE *);

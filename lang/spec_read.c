@@ -456,7 +456,9 @@ static void read_key(Reader *reader, const AstItem *item, BlockId block, void *b
       return;
     }
     reader->spans.key[k] = item->span;
-    reader->state[k] = read_value(reader, &key_rows[k], item, base) ? KEY_SET : KEY_BAD;
+    bool good = read_value(reader, &key_rows[k], item, base);
+    reader->state[k] = good ? KEY_SET : KEY_BAD;
+    reader->spec->misread = reader->spec->misread || !good;
     return;
   }
   complain_unknown_key(reader, item, block);

@@ -6,6 +6,7 @@ import html.parser
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -94,7 +95,10 @@ def usage(bench):
         (["compare", tiny, "--sweep", "seq=1,,2"], "is not 1 value"),
         (["compare", tiny, "--sweep", "seq:top_k=1:2,3"], "is not 2 values"),
         (["compare", tiny, "--sweep", "seq=128", "--sweep", "seq=256"], "moves seq twice"),
-        (["compare", tiny, "--sweep", "top_k=1,16"], "exceeds"),
+        (["compare", tiny, "--sweep", "top_k=1,0"], "top_k must be at least 1"),
+        (["compare", tiny, "--sweep", "dedup=rank,none"], "dedup is one of"),
+        (["plan", tiny, "--shape", ""], "needs the name of a shape"),
+        (["plan", tiny, "--shape", "s128,,s128"], "a name is empty"),
         (["compare", tiny, "--sweep", "seq=4GiB"], "is a size"),
         (["compare", tiny, "--sweep", "seq=4 }"], "--sweep seq"),
     ]
@@ -117,6 +121,19 @@ def usage(bench):
     check(code == 1 and "cannot write" in err, f"sim to nowhere: {code} {err}")
     code, _, err = bench.run("compare", tiny, "--systems", "af_pipe", "--html", bench.path("nowhere/x.html"))
     check(code == 1 and "cannot write" in err, f"compare to nowhere: {code} {err}")
+    # links are followed, also those to files that are not there yet; a pipe stays a pipe
+    os.symlink("there.svg", bench.path("link.svg"))
+    for _ in range(2):
+        bench.ok("sim", tiny, "-o", bench.path("link.svg"))
+        check(os.path.islink(bench.path("link.svg")) and not os.path.islink(bench.path("there.svg")), "a link was replaced")
+    os.mkfifo(bench.path("pipe"))
+    reader = subprocess.Popen(["cat", bench.path("pipe")], stdout=subprocess.PIPE, text=True)
+    bench.ok("sim", tiny, "-o", bench.path("pipe"))
+    check("</svg>" in reader.communicate(timeout=60)[0] and not os.path.isfile(bench.path("pipe")), "a pipe was replaced")
+    os.symlink("loop.svg", bench.path("loop.svg"))
+    code, _, err = bench.run("sim", tiny, "-o", bench.path("loop.svg"))
+    check(code == 1 and "Too many levels" in err and os.path.islink(bench.path("loop.svg")), f"a circle of links: {code} {err}")
+    check(not [n for n in os.listdir(bench.folder.name) if ".tmp" in n], "a temporary file is left")
     # same input, same bytes, the solver's clock included
     check(json.loads(bench.ok("plan", tiny, "--json"))["solver"]["ms"] == 0, "plan --json shows the clock")
     text = bench.ok("sim", tiny, "-o", bench.path("t.svg"))
@@ -131,7 +148,58 @@ def usage(bench):
         code, out, err = bench.run("plan", bench.spec, "--shape", "s2k", "--system", system, "--json")
         check(code == 0 and json.loads(out)["system"] == system, f"plan --system {system}: {code} {err}")
     out = bench.ok("plan", bench.spec, "--shape", "s2k", "--system", "auto")
-    check(re.search(r"auto: \w+, [0-9.]+x faster than \w+, the next", out), f"auto says nothing: {out[-200:]}")
+    check(re.search(r"auto: \w+, (as fast as \w+, )?[0-9.]+x faster than \w+, the next", out), f"auto: {out[-200:]}")
+
+
+def refusals(bench):
+    """What no plan of a system can do, with the caret under the pin that asks for it."""
+    with open(bench.tiny, encoding="utf-8") as file:
+        text = file.read().replace('use "', f'use "{bench.specs}/')
+    cases = [  # pins, what the caret is under, what is said
+        ("schedule = dualpipe;  stages = 3", "stages = 3", "3 pipeline ranks, an even number"),
+        ("schedule = dualpipe;  stages = 1", "stages = 1", "1 pipeline rank, an even number"),
+        ("schedule = dualpipe;  expert_parallel = 4", "expert_parallel = 4", "2 micro-batches, at least 4"),
+        ("schedule = dualpipe;  replicas = 8", "replicas = 8", "16 GPUs, the cluster has 8 (8 too few)"),
+        ("schedule = dualpipe;  replicas = 4;  expert_parallel = 1", "replicas = 4", "2 micro-batches, at least 4"),
+        ("schedule = dualpipev;  stages = 3", "stages = 3", "6 runs, but the model has 4 layers"),
+        ("schedule = megatron_overlap;  stages = 2;  virtual_stages = 1", "virtual_stages = 1", "1 virtual stage, at least 2"),
+        ("schedule = megatron_overlap;  stages = 4", "stages = 4", "1 virtual stage, at least 2"),
+        ("schedule = megatron;  stages = 2;  virtual_stages = 2;  mb_group = 1", "mb_group = 1", "turns of 1 micro-batch, "),
+        ("schedule = megatron;  stages = 2;  virtual_stages = 2;  mb_group = 99", "mb_group = 99", "at least 99"),
+        ("schedule = tutel;  chunks = 4", "chunks = 4", "chunks = 4, but a sequence has 2 tokens"),
+    ]
+    for words, under, says in cases:
+        name = bench.path("refused.moespec")
+        with open(name, "w", encoding="utf-8") as out:
+            out.write(re.sub(r"^plan \{.*\}$", f"plan {{ {words} }}", text, flags=re.M))
+        code, out, err = bench.run("plan", name, *(["-D", "S=2"] if "chunks" in words else []))
+        lines = err.splitlines() + ["", "", ""]
+        caret = lines[1][lines[2].find("^"):][:lines[2].count("^") + lines[2].count("~")]
+        check(code in (1, 3) and out == "" and says in lines[0], f"{words}: {code} {err}")
+        check(caret == under, f"{words}: the caret is under {caret!r}, not {under!r}\n{err}")
+
+
+def limits(bench):
+    """Sizes that the language allows and no schedule can hold are refused at once, with both numbers and a place."""
+    with open(bench.spec, encoding="utf-8") as file:
+        text = file.read().replace("shape s4k", "# shape s4k")
+    cases = [  # what changes, what is said
+        ({"layers = 8": "layers = 1000"}, "error: 1000 layers: 1 to 255 can be scheduled"),
+        ({"global_batch = 64": "global_batch = 1Mi"}, "at least 65536 micro-batches: 1 to 4096 of 8 layers"),
+        ({"layers = 8": "layers = 128", "global_batch = 64": "global_batch = 32Ki"}, "at least 2048 micro-batches: 1 to 1024 of 128"),
+        ({"NODES = 2": "NODES = 100000"}, "100000 nodes of 8 GPUs are 800000: up to 131072 can be planned"),
+    ]
+    for change, says in cases:
+        name, changed = bench.path("large.moespec"), text
+        for old, new in change.items():
+            changed = changed.replace(old, new)
+        with open(name, "w", encoding="utf-8") as out:
+            out.write(changed)
+        for system in ("af_pipe", "megatron"):
+            done = subprocess.run([bench.moec, "plan", name, "--system", system], capture_output=True, text=True, check=False,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (5, 5)))
+            check(done.returncode == 1 and says in done.stderr and "large.moespec:" in done.stderr,
+                  f"{change}, {system}: {done.returncode} {done.stderr}")
 
 
 NUMBERS = ["step_ns", "compute_ns", "overlapped_comm_ns", "exposed_comm_ns", "bubble_ns", "bubble", "exposed_step_ns",
@@ -276,6 +344,14 @@ def sweep(bench):
                 "attention_nics:ffn_nics=2:6,4:4", "dedup=rank,node", "nodes=1,2", "memory=40 GB,80 GB"]:
         rows = json.loads(bench.ok("compare", bench.spec, *some, "--sweep", key, "--json"))["rows"]
         check(len(rows) == 6 and any(r["ran"] for r in rows), f"--sweep {key}: {[r.get('reason') for r in rows]}")
+    # values that do not go with the rest of the spec are rows that say why, the others are compared
+    for values, why in (("stages=2,99", "layers is 8"), ("stages=99,2", "layers is 8"), ("top_k=4,64", "exceeds experts (32)")):
+        table = json.loads(bench.ok("compare", bench.spec, *some, "--sweep", values, "--json"))["rows"]
+        bad = [r for r in table if r["sweep"][values.split("=")[0]] in ("99", "64")]
+        check(len(table) == 6 and len(bad) == 3 and all(not r["ran"] and why in r["reason"] for r in bad), f"{values}: {bad}")
+        check(any(r["ran"] for r in table if r not in bad), f"{values}: nothing else ran")
+    out = bench.ok("compare", bench.spec, *some, "--sweep", "stages=99", "--html", bench.path("none.html"))
+    check("cannot run: 99 attention stages" in out and "no system can run this" in out, out[:400])
     name = bench.path("s.html")
     out = bench.ok("compare", bench.spec, *some, "--sweep", "nic=10GB/s,50 GB/s", "--sweep", "top_k=1,2,4", "--html", name)
     check(out.count("top_k=4") >= 8 and "fastest: " in out, "the table lacks points")
@@ -290,11 +366,11 @@ def sweep(bench):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=["usage", "json", "page", "sweep"])
+    parser.add_argument("part", choices=["usage", "refusals", "limits", "json", "page", "sweep"])
     parser.add_argument("--moec", required=True)
     parser.add_argument("--specs", required=True)
     args = parser.parse_args()
-    {"usage": usage, "json": json_part, "page": page, "sweep": sweep}[args.part](Bench(args.moec, args.specs))
+    {"usage": usage, "refusals": refusals, "limits": limits, "json": json_part, "page": page, "sweep": sweep}[args.part](Bench(args.moec, args.specs))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

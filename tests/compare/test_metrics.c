@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "codegen/fastest.h"
 #include "codegen/human.h"
 #include "codegen/metrics.h"
 #include "codegen/timeline.h"
@@ -255,10 +256,40 @@ static void test_human(void **state)
   assert_string_equal(human_percent(text, 0.1234), "12.3 %");
 }
 
+static void says(const char *want, Contender a, Contender b, Contender c)
+{
+  const Contender list[] = {a, b, c};
+  Arena *arena = arena_new();
+  const char *text = fastest_text(arena, list, 3);
+  assert_string_equal(text ? text : "none", want);
+  arena_free(arena);
+}
+
+static Contender one(SystemKind system, double ns)
+{
+  return (Contender){system, ns};
+}
+
+/* What is the same in three decimals is called so; the first of equals is the one that was taken. */
+static void test_fastest(void **state)
+{
+  (void)state;
+  says("tutel, 1.500x faster than afd, the next", one(SYSTEM_AF_PIPE, 200), one(SYSTEM_AFD, 150),
+       one(SYSTEM_TUTEL, 100));
+  says("af_pipe, as fast as afd, 1.001x faster than tutel, the next", one(SYSTEM_AF_PIPE, 10000),
+       one(SYSTEM_AFD, 10000), one(SYSTEM_TUTEL, 10006));
+  says("af_pipe, as fast as afd and tutel", one(SYSTEM_AF_PIPE, 10000), one(SYSTEM_AFD, 10000),
+       one(SYSTEM_TUTEL, 10004));
+  says("afd, as fast as af_pipe", one(SYSTEM_AF_PIPE, 10004), one(SYSTEM_AFD, 10000), one(SYSTEM_TUTEL, 0));
+  says("tutel, the only one that can run this", one(SYSTEM_AF_PIPE, 0), one(SYSTEM_AFD, 0), one(SYSTEM_TUTEL, 5));
+  says("none", one(SYSTEM_AF_PIPE, 0), one(SYSTEM_AFD, 0), one(SYSTEM_TUTEL, 0));
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_serial),        cmocka_unit_test(test_overlap),
                                      cmocka_unit_test(test_free_messages), cmocka_unit_test(test_invariants),
-                                     cmocka_unit_test(test_timeline),      cmocka_unit_test(test_human)};
+                                     cmocka_unit_test(test_timeline),      cmocka_unit_test(test_human),
+                                     cmocka_unit_test(test_fastest)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,9 +24,47 @@ typedef struct Process {
   int rank; /* -1: of a whole group */
 } Process;
 
+/* Line of an element of "traceEvents", 1 for the first of the file; 0: it cannot be found. */
+static int line_of_event(const char *path, size_t index)
+{
+  FILE *file = fopen(path, "rb");
+  const char *key = "\"traceEvents\"", *match = key;
+  bool text = false, escaped = false;
+  int line = 1, found = 0, depth = 0;
+  for (int c; file && !found && (c = getc(file)) != EOF;) {
+    line += c == '\n';
+    if (*match) { /* the key before the list */
+      match = c == *match ? match + 1 : c == *key ? key + 1 : key;
+    } else if (text) {
+      text = escaped || c != '"';
+      escaped = !escaped && c == '\\';
+    } else if (c == '"') {
+      text = true;
+    } else if (c == '[' || c == '{') {
+      found = depth == 1 && index == 0 ? line : 0;
+      depth++;
+    } else if (c == ']' || c == '}') {
+      depth--;
+    } else if (c == ',' && depth == 1) {
+      index--;
+    }
+  }
+  if (file) {
+    fclose(file);
+  }
+  return found;
+}
+
 static bool wrong(Reader *r, const char *what)
 {
   diag_error(r->diag, (Span){0}, "%s: %s", r->run->trace_path, what);
+  return false;
+}
+
+/* The same of the event at an index of the trace: with its line, which the JSON reader does not keep. */
+static bool wrong_event(Reader *r, size_t index, const char *what)
+{
+  diag_error(r->diag, (Span){0}, "%s:%d: %s", r->run->trace_path, line_of_event(r->run->trace_path, index), what);
   return false;
 }
 
@@ -38,14 +76,15 @@ static bool is_group(const PlanGroup *g, const char *name)
 }
 
 /* "rank 3 F0" or "F0" */
-static bool read_process(Reader *r, const json_t *event, Process *processes, int n)
+static bool read_process(Reader *r, size_t at, const json_t *event, Process *processes, int n)
 {
   json_int_t pid = json_integer_value(json_object_get(event, "pid"));
   const char *name = json_string_value(json_object_get(json_object_get(event, "args"), "name"));
   const char *group = name ? strrchr(name, ' ') : NULL;
   group = group ? group + 1 : name;
   if (!group || pid < 0 || pid >= n) {
-    return wrong(r, arena_printf(r->arena, "a process %lld, but the spec's plan has %d ranks", (long long)pid, n));
+    return wrong_event(r, at,
+                       arena_printf(r->arena, "a process %lld, but the spec's plan has %d ranks", (long long)pid, n));
   }
   for (int g = 0; g < r->plan.plan.n_groups; g++) {
     if (is_group(&r->plan.plan.groups[g], group)) {
@@ -53,7 +92,8 @@ static bool read_process(Reader *r, const json_t *event, Process *processes, int
       return true;
     }
   }
-  return wrong(r, arena_printf(r->arena, "it has a group %s, but the plan of %s has none", group, r->run->spec_path));
+  return wrong_event(
+      r, at, arena_printf(r->arena, "it has a group %s, but the plan of %s has none", group, r->run->spec_path));
 }
 
 /* The rank does as much as the fullest of its group in this op, so that the modelled work is its own. */
@@ -139,14 +179,30 @@ static void add_msg(Reader *r, const MoeOp *op, double ns)
   add_time(r->arena, &found->times, &found->n, ns);
 }
 
-static bool read_event(Reader *r, const json_t *event, const Process *processes, int n)
+/* A measured duration in ns; a message may take none. False after an error. */
+static bool read_duration(Reader *r, size_t at, const json_t *event, bool message, const char *title, double *ns)
+{
+  json_t *dur = json_object_get(event, "dur");
+  *ns = json_number_value(dur) * 1e3;
+  if (json_is_number(dur) && (*ns > 0 || (message && *ns == 0))) {
+    return true;
+  }
+  char *value = dur ? json_dumps(dur, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
+  wrong_event(r, at,
+              value ? arena_printf(r->arena, "\"dur\" of %s is %s; a measured op takes more than 0 us", title, value)
+                    : arena_printf(r->arena, "%s has no \"dur\", the us that it took", title));
+  free(value);
+  return false;
+}
+
+static bool read_event(Reader *r, size_t at, const json_t *event, const Process *processes, int n)
 {
   json_int_t pid = json_integer_value(json_object_get(event, "pid"));
   json_t *index = json_object_get(json_object_get(event, "args"), "op");
   const char *name = json_string_value(json_object_get(event, "name"));
-  double ns = json_number_value(json_object_get(event, "dur")) * 1e3;
   if (pid < 0 || pid >= n || processes[pid].group < 0 || !json_is_integer(index) || !name) {
-    return wrong(r, "an event without a rank, a name or the number of its op: not a trace of `train --trace`");
+    return wrong_event(r, at,
+                       "an event without a rank, a name or the number of its op: not a trace of `train --trace`");
   }
   const Process *p = &processes[pid];
   const SchedGroup *group = &r->plan.sched.groups[p->group];
@@ -156,13 +212,19 @@ static bool read_event(Reader *r, const json_t *event, const Process *processes,
     moe_op_title(&group->ops[i], title, sizeof title);
   }
   if (i < 0 || i >= group->n_ops || strcmp(title, name) != 0) {
-    return wrong(r, arena_printf(r->arena, "op %lld of process %lld is %s; by %s it is %s: not the same program",
-                                 (long long)i, (long long)pid, name, r->run->spec_path,
-                                 i < 0 || i >= group->n_ops ? "none" : title));
+    return wrong_event(r, at,
+                       arena_printf(r->arena, "op %lld of process %lld is %s; by %s it is %s: not the same program",
+                                    (long long)i, (long long)pid, name, r->run->spec_path,
+                                    i < 0 || i >= group->n_ops ? "none" : title));
   }
   const MoeOp *op = &group->ops[i];
+  bool message = op->kind == MOE_OP_RECV || op->kind == MOE_OP_SEND;
+  double ns;
+  if (!read_duration(r, at, event, message, title, &ns)) {
+    return false;
+  }
   r->run->events++;
-  if (ns <= 0 || !is_full(r, p, op)) {
+  if (ns == 0 || !is_full(r, p, op)) {
     return true;
   }
   if (op->kind == MOE_OP_RECV) { /* a SEND also counts how long it queued */
@@ -204,14 +266,14 @@ static bool read_trace(Reader *r, json_t *root)
   json_array_foreach(events, i, event)
   {
     const char *name = json_string_value(json_object_get(event, "name"));
-    if (name && strcmp(name, "process_name") == 0 && !read_process(r, event, processes, n)) {
+    if (name && strcmp(name, "process_name") == 0 && !read_process(r, i, event, processes, n)) {
       return false;
     }
   }
   json_array_foreach(events, i, event)
   {
     const char *phase = json_string_value(json_object_get(event, "ph"));
-    if (phase && strcmp(phase, "X") == 0 && !read_event(r, event, processes, n)) {
+    if (phase && strcmp(phase, "X") == 0 && !read_event(r, i, event, processes, n)) {
       return false;
     }
   }

@@ -3,11 +3,24 @@
 #include <string.h>
 
 #include "codegen/cli.h"
+#include "codegen/output.h"
 
 /* Flags that bundles take unless --cflags says otherwise. */
 #ifndef MOEC_CFLAGS
 #define MOEC_CFLAGS NULL
 #endif
+
+/* Files are written at the end, after what may take minutes; that they can be is found out first. */
+static bool can_write(Compile *c)
+{
+  const Options *o = c->options;
+  const char *const files[] = {o->html, o->trace, o->svg, c->verb->run == verb_build ? NULL : o->out};
+  bool ok = true;
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    ok = (!files[i] || output_check(c->arena, c->diag, files[i])) && ok;
+  }
+  return ok;
+}
 
 static bool output_written(void)
 {
@@ -28,7 +41,7 @@ int main(int argc, char **argv)
   if (verb) {
     Compile c = {.verb = verb, .options = &options, .install = &install, .arena = arena};
     c.diag = diag_new(arena, stderr);
-    code = verb->run(&c);
+    code = can_write(&c) ? verb->run(&c) : EXIT_BAD_SPEC;
     diag_finish(c.diag);
     evaluation_free(&c.result);
   }

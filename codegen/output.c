@@ -1,5 +1,3 @@
-#define _XOPEN_SOURCE 700 /* realpath */
-
 #include "codegen/output.h"
 
 #include <dirent.h>
@@ -10,6 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "runtime/moe_link.h"
 
 bool output_fail(Diag *diag, const char *what, const char *path)
 {
@@ -48,25 +48,61 @@ bool output_write(Diag *diag, const char *path, const void *bytes, size_t n)
   return !failed || output_fail(diag, failed, path);
 }
 
-bool output_replace(Arena *arena, Diag *diag, const char *path, const void *bytes, size_t n)
+/* A file about to be replaced. */
+typedef struct Target {
+  bool special; /* a device, a pipe or a folder: written where it is, if at all */
+  bool exists;  /* with this mode */
+  mode_t mode;
+  char name[PATH_MAX]; /* without links */
+  const char *temp;    /* beside it */
+} Target;
+
+static bool find_target(Arena *arena, const char *path, Target *t)
 {
   struct stat old;
-  bool exists = stat(path, &old) == 0, special = exists && !S_ISREG(old.st_mode);
-  char *target = exists && !special ? realpath(path, NULL) : NULL;
-  const char *name = target ? target : path;
-  const char *temp = special ? path : arena_printf(arena, "%s.tmp-%ld", name, (long)getpid());
-  bool ok = !put(temp, bytes, n, 0666);
-  if (ok && !special) {
-    ok = (!exists || chmod(temp, old.st_mode & 07777) == 0) && rename(temp, name) == 0;
+  t->exists = stat(path, &old) == 0;
+  t->special = t->exists && !S_ISREG(old.st_mode);
+  t->mode = t->exists ? old.st_mode & 07777 : 0666;
+  if (!moe_link_end(path, t->name)) {
+    return false;
   }
-  if (!ok) {
-    output_fail(diag, "write", path);
-    if (!special) {
-      unlink(temp);
+  t->temp = arena_printf(arena, "%s.tmp-%ld", t->name, (long)getpid());
+  return true;
+}
+
+bool output_check(Arena *arena, Diag *diag, const char *path)
+{
+  Target t;
+  bool ok = find_target(arena, path, &t);
+  if (ok && t.special) {
+    struct stat st;
+    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    ok = !folder && access(path, W_OK) == 0;
+    errno = folder ? EISDIR : errno;
+  } else if (ok) {
+    ok = !put(t.temp, "", 0, 0666);
+    int error = errno;
+    unlink(t.temp);
+    errno = error;
+  }
+  return ok || output_fail(diag, "write", path);
+}
+
+bool output_replace(Arena *arena, Diag *diag, const char *path, const void *bytes, size_t n)
+{
+  Target t;
+  bool ok = find_target(arena, path, &t);
+  if (ok && t.special) {
+    ok = !put(path, bytes, n, 0666);
+  } else if (ok) {
+    ok = !put(t.temp, bytes, n, 0666) && (!t.exists || chmod(t.temp, t.mode) == 0) && rename(t.temp, t.name) == 0;
+    int error = errno;
+    if (!ok) {
+      unlink(t.temp);
     }
+    errno = error;
   }
-  free(target);
-  return ok;
+  return ok || output_fail(diag, "write", path);
 }
 
 void output_begin(Output *o)

@@ -9,9 +9,12 @@
 #include "lang/arena.h"
 #include "lang/diag.h"
 
-/* Replaces `path`, or creates it. A link stays and the file that it names is replaced, with the mode that it had; a
-   device or a pipe is written where it is. Reports what fails; the old file is then as it was. */
+/* Replaces `path`, or creates it. A link stays and the file that it names is replaced, with the mode that it had, or
+   created; a device or a pipe is written where it is. Reports what fails; the old file is then as it was. */
 bool output_replace(Arena *, Diag *, const char *path, const void *bytes, size_t n);
+
+/* Whether output_replace() could write there, for work that takes long before it does. Reports what is in the way. */
+bool output_check(Arena *, Diag *, const char *path);
 
 /* A file in the making: all that is printed to `to` is what output_finish() puts in its place by output_replace(). */
 typedef struct Output {

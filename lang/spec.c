@@ -328,7 +328,10 @@ bool spec_select_shapes(Arena *arena, Diag *diag, Spec *spec, const char *names)
     for (int i = 0; found >= 0 && i < n; i++) {
       twice = twice || strcmp(kept[i].name, name) == 0;
     }
-    if (found < 0) {
+    if (!*name) {
+      diag_error(diag, (Span){0}, "--shape '%s': a name is empty", names);
+      good = false;
+    } else if (found < 0) {
       diag_error(diag, (Span){0}, "--shape %s: the spec has no such shape%s", name, suggest_text(arena, &suggest));
       good = false;
     } else if (twice) {

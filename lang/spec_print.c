@@ -260,7 +260,7 @@ static void default_bases(Bases *defaults)
   }
 }
 
-void spec_print(const Spec *spec, FILE *out)
+static void print_blocks(const Spec *spec, FILE *out)
 {
   Bases bases;
   Bases defaults;
@@ -288,6 +288,26 @@ void spec_print_model(const Spec *spec, FILE *out)
   bases_of(spec, &bases);
   default_bases(&defaults);
   print_block(spec, out, B_model, spec->model.name, 0, &bases, &defaults);
+}
+
+void spec_print(const Spec *spec, FILE *out)
+{
+  char *text = NULL;
+  size_t n = 0;
+  FILE *plain = open_memstream(&text, &n);
+  if (!plain) {
+    die("out of memory");
+  }
+  print_blocks(spec, plain);
+  fclose(plain);
+  Arena *arena = arena_new();
+  AstFile *file = ast_parse_text(arena, diag_new(arena, stderr), "a printed spec", text, n, false, NULL, 0);
+  if (!file) {
+    die("a printed spec does not parse");
+  }
+  ast_print(file, out);
+  arena_free(arena);
+  free(text);
 }
 
 /* ---- hash ---- */

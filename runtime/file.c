@@ -11,17 +11,18 @@
 #include <unistd.h>
 
 #include "runtime/log.h"
+#include "runtime/moe_link.h"
 
 MoeStatus moe_file_begin(MoeFile *f, const char *path)
 {
   *f = (MoeFile){.fd = -1, .path = path};
   struct stat old;
-  bool exists = stat(path, &old) == 0;
-  if (exists && !S_ISREG(old.st_mode)) {
+  char end[PATH_MAX];
+  if (stat(path, &old) == 0 && !S_ISREG(old.st_mode)) { /* ranks write at their own offsets, which no pipe takes */
     moe_error("cannot create %s: it is %s", path, S_ISDIR(old.st_mode) ? "a directory" : "a special file");
     return MOE_EIO;
   }
-  f->target = exists ? realpath(path, NULL) : strdup(path); /* a link stays, the file that it names is replaced */
+  f->target = moe_link_end(path, end) ? strdup(end) : NULL;
   size_t room = f->target != NULL ? strlen(f->target) + 32 : 0;
   f->temp = f->target != NULL ? malloc(room) : NULL;
   if (f->temp == NULL) {

@@ -164,7 +164,7 @@ static MoeStatus open_view(MoeRun *run, const MoeBundle *b, int32_t shape)
   MOE_TRY(moe_data_open(data, &in));
   MOE_TRY(moe_options_spare_data(o, data));
   int64_t held = data->tokens - data->train_tokens;
-  if (data->n_eval == 0 && o->eval_every_given) {
+  if (data->n_eval == 0 && moe_options_given(o, "eval-every")) {
     moe_error("--eval-every: the held-out part has %lld tokens, but one sample needs %d", (long long)held, b->seq + 1);
     return MOE_EINVAL;
   }

@@ -1,6 +1,7 @@
 /* Options are rows of one table; parsing and help both come from it. */
 #include "runtime/options.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>
@@ -68,6 +69,7 @@ static const struct {
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows };
+static_assert(N_ROWS <= 64, "MoeOptions.given has a bit for each");
 
 double moe_parse_rate(const char *text)
 {
@@ -124,6 +126,7 @@ static MoeStatus bad_value(int row, const char *value, const char *wanted)
 static MoeStatus set(MoeOptions *o, int row, const char *value)
 {
   char wanted[96];
+  o->given |= UINT64_C(1) << row;
   void *field = (char *)o + rows[row].offset;
   switch (rows[row].kind) {
   case FLAG:
@@ -136,6 +139,9 @@ static MoeStatus set(MoeOptions *o, int row, const char *value)
     *(const char **)field = value;
     return MOE_OK;
   case WORD:
+    if (*value == '\0') {
+      return bad_value(row, "''", "expected names of shapes");
+    }
     *(const char **)field = value;
     return MOE_OK;
   case COUNT: {
@@ -256,9 +262,6 @@ static MoeStatus parse_one(MoeOptions *o, int argc, char **argv, int *i)
       moe_error("--%s needs a value (%s)", rows[row].name, rows[row].arg);
       return MOE_EINVAL;
     }
-    if (strcmp(rows[row].name, "eval-every") == 0) {
-      o->eval_every_given = true;
-    }
     return set(o, row, equals != NULL ? equals + 1 : argv[++*i]);
   }
   moe_error("unknown option %.*s (try --help)", (int)length, arg);
@@ -304,6 +307,10 @@ static MoeStatus add_turn(MoeOptions *o, const MoeBundle *b, const char *name, s
 {
   int32_t shape = 0;
   const MoeBundle *found = b;
+  if (n == 0) {
+    moe_error("--shapes %s: the name of a shape is empty", o->shapes);
+    return MOE_EINVAL;
+  }
   while (found != NULL && (strlen(found->shape) != n || strncmp(found->shape, name, n) != 0)) {
     found = found->next;
     shape++;
@@ -396,17 +403,33 @@ int64_t moe_options_steps_of(const MoeOptions *o, int32_t shape)
   return n;
 }
 
+bool moe_options_given(const MoeOptions *o, const char *name)
+{
+  bool given = false;
+  for (int row = 0; row < N_ROWS; row++) {
+    given = given || (strcmp(rows[row].name, name) == 0 && (o->given >> row & 1) != 0);
+  }
+  return given;
+}
+
 /* What has no meaning for a rehearsal, or only for one. */
 static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
 {
+  static const char *const of_data[] = {"data", "format", "holdout", "eval-every", "seed"};
+  for (size_t i = 0; b->emu != NULL && i < sizeof of_data / sizeof of_data[0]; i++) {
+    if (moe_options_given(o, of_data[i])) {
+      moe_error("--%s is not for target emu: it has no kernels and reads no data", of_data[i]);
+      return MOE_EINVAL;
+    }
+  }
   const char *wrong = NULL;
   if (b->emu == NULL) {
     wrong = o->exec.scale > 0 ? "--scale is for bundles of target emu; this one computes" : NULL;
   } else if (o->link > 0 || o->exec.compute_scale > 0) {
     wrong = "--link and --compute-scale are not for target emu: its times are modelled";
-  } else if (o->data != NULL || o->dump_grads != NULL || o->dump_weights != NULL || o->dump_batch != NULL ||
-             o->init != NULL || o->save_hf != NULL) {
-    wrong = "--data, --init, --save-hf and dumps are not for target emu: it has no kernels";
+  } else if (o->dump_grads != NULL || o->dump_weights != NULL || o->dump_batch != NULL || o->init != NULL ||
+             o->save_hf != NULL) {
+    wrong = "--init, --save-hf and dumps are not for target emu: it has no kernels";
   } else if (o->exec.serial) {
     wrong = "MOE_TEST_SERIAL is not for target emu";
   }

@@ -40,7 +40,7 @@ typedef struct MoeOptions {
   bool plan;
   bool memory;
   bool help;
-  bool eval_every_given;
+  uint64_t given; /* options that were, one bit for each row of the table */
   MoeExecOptions exec;
 } MoeOptions;
 
@@ -50,6 +50,9 @@ void moe_options_help(void);
 
 /* No option names a file of the data to write to. */
 MoeStatus moe_options_spare_data(const MoeOptions *, const MoeData *);
+
+/* Whether an option was given, by its name without dashes. */
+bool moe_options_given(const MoeOptions *, const char *name);
 
 /* Shape of the step with index t, from 0, and how many steps before it had the same. */
 int32_t moe_options_turn(const MoeOptions *, int64_t t, int64_t *earlier_p);

@@ -16,7 +16,7 @@ layers)
   while IFS= read -r line; do complain "lang/ includes more than lang/: $line"; done < <(
     includes $(sources lang) | grep -vE '"(lang/[a-z_.]+|[a-z_.]+\.(h|def))"')
   while IFS= read -r line; do complain "codegen/ reaches past lang/ and the contract headers: $line"; done < <(
-    includes $(sources codegen) | grep -vE "\"((lang|codegen)/[a-z_.]+|runtime/($contract)|runtime/moe_names\.h)\"")
+    includes $(sources codegen) | grep -vE "\"((lang|codegen)/[a-z_.]+|runtime/($contract)|runtime/moe_(names|link)\.h)\"")
   while IFS= read -r line; do complain "runtime/ includes more than runtime/: $line"; done < <(
     includes $(sources runtime) | grep -vE '"(runtime/[a-z_.]+|[a-z_]+\.(h|def))"')
   while IFS= read -r line; do complain "templates/ include more than templates/ and the contract headers: $line"; done < <(

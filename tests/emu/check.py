@@ -117,7 +117,7 @@ def case_scale(bench):
 
 def case_flags(bench):
     _, folder = bench.make("flags", rehearse.spec_of("af_pipe", 8))
-    for words in (["--data", "x"], ["--link", "1GB/s"], ["--compute-scale", "2"], ["--dump-grads", "x"], ["--scale", "0"],
+    for words in (["--data", "x"], ["--seed", "1"], ["--holdout", "0"], ["--format", "bytes"], ["--eval-every", "1"], ["--link", "1GB/s"], ["--compute-scale", "2"], ["--dump-grads", "x"], ["--scale", "0"],
                   ["--scale", "x"], ["--steps", "2", "--trace-step", "3", "--trace", "x"]):
         done = subprocess.run([f"{folder}/train", *words], capture_output=True, text=True)
         check(done.returncode == 2 and len(done.stderr.splitlines()) == 1, f"{words}: {done.returncode}\n{done.stderr}")

@@ -179,8 +179,8 @@ def case_shapes():
 def case_shape_flags():
     for args, pattern in ((("--shape", "s2"), "no shape s2; it has: s0, s1"), (("--shapes", "s0:1,x:2"), "no shape x"),
                           (("--shapes", "s0:0"), "number of steps after s0:"), (("--shapes", "s0:"), "number of steps"),
-                          (("--shapes", "s0:1,"), "no shape ;"), (("--shapes", "s0:1x"), "number of steps"),
-                          (("--shapes", ""), "no shape ;"), (("--shape", "s0", "--shapes", "s1"), "choose one")):
+                          (("--shapes", "s0:1,"), "name of a shape is empty"), (("--shapes", "s0:1x"), "number of steps"),
+                          (("--shapes", ""), "names of shapes"), (("--shape", ""), "names of shapes"), (("--shape", "s0", "--shapes", "s1"), "choose one")):
         code, err = train(SHAPES[0], "--data", DATA, "--steps", "1", *args)
         check(code == 2 and len(errors_of(err)) == 1 and pattern in err, f"{args}: {code} {err}")
     code, err = train("a=2 f=2 fail=9; seq=5 mbs=3 fail=2", "--data", DATA, "--holdout", "0", "--steps", "6", "--shapes",
@@ -210,9 +210,9 @@ def case_paced():
 
 
 def case_kill():
-    """SIGKILL to each rank at random moments."""
-    times = int(sys.argv[3])
-    seed = int(os.environ.get("MOE_SEED", random.randrange(1 << 30)))
+    """SIGKILL to each rank at moments by the seed: a number, or "random"."""
+    times, seed = int(sys.argv[3]), sys.argv[4]
+    seed = int(os.environ.get("MOE_SEED", random.randrange(1 << 30) if seed == "random" else seed))
     print("MOE_SEED =", seed)
     rng = random.Random(seed)
     for i in range(times):
@@ -373,12 +373,19 @@ def case_failed_files():
     os.symlink("old.safetensors", "link")
     code, err = train("", "--data", DATA, "--holdout", "0", "--steps", "1", "--dump-grads", "link")
     check(code == 0 and os.path.islink("link") and read_safetensors("old.safetensors"), f"a link was not followed: {err}")
+    os.symlink("fresh.safetensors", "dangling")
+    code, err = train("", "--data", DATA, "--holdout", "0", "--steps", "1", "--dump-grads", "dangling")
+    check(code == 0 and os.path.islink("dangling") and read_safetensors("fresh.safetensors"), f"a link was replaced: {err}")
+    os.symlink("loop", "loop")
+    code, err = train("", "--data", DATA, "--holdout", "0", "--steps", "1", "--dump-grads", "loop")
+    check(code == 1 and "cannot create loop: Too many levels" in err and os.path.islink("loop"), err)
 
 
 def case_flags():
     for args in (["--foo"], ["x"], ["--steps", "1x"], ["--steps", "-1"], ["--steps"], ["--steps", ""], ["--holdout", "nan"],
                  ["--holdout", "1"], ["--link", "100"], ["--seed", "-1"], ["--seed", "99999999999999999999"],
-                 ["--format", "int8"], ["--plan=1"], ["--trace-step", "2"], [], ["--steps", "0", "--trace", "t"]):
+                 ["--format", "int8"], ["--plan=1"], ["--trace-step", "2"], [], ["--steps", "0", "--trace", "t"],
+                 ["--shape", ""], ["--shapes", ""], ["--shapes", ","], ["--shapes", ":3"]):
         code, err = train("", *args)
         check(code == 2 and len(err.splitlines()) == 1 and len(errors_of(err)) == 1, f"{args}: {code}\n{err}")
     for args in (["--log", "x", "--trace", "x"], ["--log", DATA], ["--dump-grads", "x", "--dump-weights", "x"]):

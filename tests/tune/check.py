@@ -10,7 +10,8 @@
   pinned    what the spec pins is left alone; a spec with no plan at all ends with exit code 3
   usage     wrong options: one line, exit code 2
   fit       rates fitted to a modelled timeline are those it was modelled with, from a bad first description as well
-  foreign   a trace of another program is refused, and nothing is written
+  foreign   a trace of another program, or with a time that is none, is refused, and nothing is written
+  outputs   files that cannot be written are refused first; what is written is in the usual layout
 """
 
 import argparse
@@ -100,8 +101,8 @@ def case_cpu(case):
 def case_failing(case):
     spec = case.free("free.moespec", "replicas = 1")
     seed = case.moec("tune", spec, "--launch", write_log("5.0"), "--trials", "1").stdout
-    pin = re.search(r"in_flight = (\d+)", seed).group(1)
-    command = f"if grep -q 'in_flight = {pin}$' {{spec}}; then echo no luck; echo; exit 3; fi; " + write_log("5.0")
+    pin = re.search(r"in_flight *= (\d+)", seed).group(1)
+    command = f"if grep -q '^ *in_flight *= {pin}$' {{spec}}; then echo no luck; echo; exit 3; fi; " + write_log("5.0")
     done = case.moec("tune", spec, "--launch", command, "--trials", "4")
     check("failed: exit code 3: no luck" in done.stdout and "did not run" in done.stdout, done.stdout)
     done = case.moec("tune", spec, "--launch", "true {log}", "--trials", "2", code=1)
@@ -189,6 +190,16 @@ def case_repeat(case):
     check(texts[0] == texts[1], f"two runs differ:\n{texts[0]}\n{texts[1]}")
     plans = [row[0] for row in rows(texts[0])]
     check(len(set(plans)) == len(plans) == 6, f"a plan was tried twice:\n{texts[0]}")
+    # a tie is no reason to leave the planner's own plan
+    pin = re.search(r"in_flight *= (\d+)", case.moec("tune", spec, "--launch", write_log("5.0"), "--trials", "1").stdout).group(1)
+    values = f"5.0 if 'in_flight={pin}' in text.replace(' ', '').split() else {{}}"
+    out = case.path("tied.moespec")
+    text = case.moec("tune", spec, "--launch", write_log(values.format(4.999)), "--trials", "4", "-o", out).stdout
+    check("of 4 plans tried none is faster than the planner's own" in text and rows(text)[0][1].endswith("best"), text)
+    check(re.search(rf"in_flight *= {pin}\n", open(out, encoding="ascii").read()), "another plan was written")
+    text = case.moec("tune", spec, "--launch", write_log(values.format(4.99)), "--trials", "4").stdout
+    check("1.002x faster than the planner's own plan" in text, text)
+    case.moec("fmt", out, "--check")
     auto = case.free("auto.moespec", "schedule = auto;  replicas = 1")
     text = case.moec("tune", auto, "--launch", write_log("3.0"), "--trials", "6").stdout
     check(len({row[0].split(":")[0] for row in rows(text)}) > 1, f"one system alone:\n{text}")
@@ -220,8 +231,26 @@ def case_usage(case):
         check(done.stderr.count("\n") == 1, f"{words}: {done.stderr}")
 
 
+def case_outputs(case):
+    """A file that cannot be written is known before the first trial; what is written is in the usual layout."""
+    spec, mark = case.free("free.moespec", "replicas = 1"), case.path("mark")
+    os.mkdir(case.path("folder"))
+    trace = case.path("trace.json")
+    case.moec("schedule", spec, "--trace", trace)
+    for out in (case.path("nowhere/x"), case.path("folder")):
+        done = case.moec("tune", spec, "--launch", f"touch {mark}; " + write_log("5.0"), "-o", out, code=1)
+        check(not os.path.exists(mark) and done.stdout == "" and "cannot write" in done.stderr, done.stdout + done.stderr)
+        done = case.moec("calibrate", "--run", f"{spec},{trace}", "-o", out, code=1)
+        check("cannot write" in done.stderr, done.stderr)
+    out = case.path("out.moespec")
+    for words in (["tune", spec, "--launch", write_log("5.0"), "--trials", "2"], ["calibrate", "--run", f"{spec},{trace}"]):
+        case.moec(*words, "-o", out)
+        case.moec("fmt", out, "--check")
+    check(sorted(os.listdir(case.work)) == ["folder", "free.moespec", "out.moespec", "trace.json"], os.listdir(case.work))
+
+
 def rates(text):
-    return {k: float(v) for k, v in re.findall(r"^ +(\w+) = ([0-9.e+]+)", text, re.M)}
+    return {k: float(v) for k, v in re.findall(r"^ +(\w+) += ([0-9.e+]+)", text, re.M)}
 
 
 def case_fit(case):
@@ -263,6 +292,15 @@ def case_foreign(case):
     case.moec("schedule", other, "--trace", trace)
     done = case.moec("calibrate", "--run", f"{spec},{trace}", "-o", out, code=1)
     check("not the same program" in done.stderr or "has none" in done.stderr, done.stderr)
+    case.moec("schedule", spec, "--trace", trace)
+    with open(trace, encoding="ascii") as f:
+        lines = f.read().split("\n")
+    at = next(i for i, line in enumerate(lines) if "ATT_FWD" in line)
+    for value, says in ((' "dur": 0,', "is 0;"), (' "dur": -1.5,', "is -1.5;"), (' "dur": "x",', 'is "x";'), ("", "has no")):
+        with open(trace, "w", encoding="ascii") as f:
+            f.write("\n".join(lines[:at] + [re.sub(r' "dur": [0-9.]+,', value, lines[at])] + lines[at + 1:]))
+        err = case.moec("calibrate", "--run", f"{spec},{trace}", "-o", out, code=1).stderr
+        check(f"trace.json:{at + 1}: " in err and says in err and "ATT_FWD" in err, err)
     with open(trace, "w", encoding="ascii") as f:
         f.write('{"traceEvents": [\n')
     check("trace.json:" in case.moec("calibrate", "--run", f"{spec},{trace}", "-o", out, code=1).stderr, "no place in the trace")

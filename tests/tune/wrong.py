@@ -34,14 +34,14 @@ plan {{ schedule = {system};  replicas = 1 }}
 
 # what is wrong: pattern of the setting in the spec that moec writes, and the factor to the truth
 CASES = {
-    "attention_slow": (dict(nodes=1), "attention", r"(\n    attention = )([0-9.e-]+)", 0.5),
-    "attention_fast": (dict(nodes=1), "attention", r"(\n    attention = )([0-9.e-]+)", 2.0),
-    "experts_slow": (dict(nodes=1, seq=4096), "grouped_gemm", r"(\n    grouped_gemm = )([0-9.e-]+)", 0.5),
-    "dense_slow": (dict(nodes=1, seq=2048), "gemm", r"(\n    gemm = )([0-9.e-]+)", 0.5),
-    "nvlink_slow": (dict(nodes=1, nvlink=10), "nvlink", r"(\n  nvlink = )([0-9.e-]+)", 0.5),
-    "nic_slow": (dict(nodes=2, gpus=4, nic=40), "nic", r"(\n  nic = )([0-9.e-]+)", 0.5),
-    "attention_slow_nodes": (dict(nodes=2, gpus=4), "attention", r"(\n    attention = )([0-9.e-]+)", 0.5),
-    "colocated": (dict(nodes=1, system="megatron"), "attention", r"(\n    attention = )([0-9.e-]+)", 0.5),
+    "attention_slow": (dict(nodes=1), "attention", r"(\n    attention += )([0-9.e-]+)", 0.5),
+    "attention_fast": (dict(nodes=1), "attention", r"(\n    attention += )([0-9.e-]+)", 2.0),
+    "experts_slow": (dict(nodes=1, seq=4096), "grouped_gemm", r"(\n    grouped_gemm += )([0-9.e-]+)", 0.5),
+    "dense_slow": (dict(nodes=1, seq=2048), "gemm", r"(\n    gemm += )([0-9.e-]+)", 0.5),
+    "nvlink_slow": (dict(nodes=1, nvlink=10), "nvlink", r"(\n  nvlink += )([0-9.e-]+)", 0.5),
+    "nic_slow": (dict(nodes=2, gpus=4, nic=40), "nic", r"(\n  nic += )([0-9.e-]+)", 0.5),
+    "attention_slow_nodes": (dict(nodes=2, gpus=4), "attention", r"(\n    attention += )([0-9.e-]+)", 0.5),
+    "colocated": (dict(nodes=1, system="megatron"), "attention", r"(\n    attention += )([0-9.e-]+)", 0.5),
 }
 
 

@@ -93,7 +93,8 @@ static void run_row(Arena *arena, CompareRow *row, int shape, int timeline_rects
       timeline_of(arena, &e.plan, &e.sched, timeline_rects, &row->timeline);
     }
     row->plan.groups = NULL;
-    row->plan.att_group = row->plan.ffn_group = row->plan.combine_group = row->plan.nic_ranks = NULL;
+    row->plan.att_group = row->plan.ffn_group = row->plan.combine_group = NULL;
+    row->plan.nic_ranks = row->plan.seat = NULL;
   } else {
     row->reason = arena_strndup(arena, e.reason, strlen(e.reason));
   }

@@ -26,14 +26,13 @@ typedef struct Share {
 
 static int node_of(const Plan *plan, const PlanGroup *g, int rank)
 {
-  return (g->first_rank + rank) / plan->ranks_per_node;
+  return plan_node_of(plan, g->first_rank + rank);
 }
 
 /* First rank of `g` on `node` or later, as an index in the group. */
 static int node_begin(const Plan *plan, const PlanGroup *g, int node)
 {
-  int first = node * plan->ranks_per_node - g->first_rank;
-  return first < 0 ? 0 : first > g->n_ranks ? g->n_ranks : first;
+  return plan_node_begin(plan, g, 0, node);
 }
 
 bool cost_relayed(const Plan *plan, int layer)
@@ -271,23 +270,16 @@ int cost_bucket_holders(const Spec *spec, const Plan *plan, MoeBucketKind bucket
   return ranks * plan->replicas;
 }
 
-/* Ranks lo .. hi-1 of the plan that are also in begin .. end-1. */
-static int64_t common(int64_t lo, int64_t hi, int64_t begin, int64_t end)
-{
-  int64_t n = (hi < end ? hi : end) - (lo > begin ? lo : begin);
-  return n > 0 ? n : 0;
-}
-
 /* Holders on the node of the first holder, itself included. */
 static int64_t holders_near(const Plan *plan, MoeBucketKind bucket, const int *groups, int n)
 {
-  const PlanGroup *g = &plan->groups[groups[0]];
-  int64_t begin = g->first_rank / plan->ranks_per_node * plan->ranks_per_node, end = begin + plan->ranks_per_node;
   int64_t near = 0;
+  int node = node_of(plan, &plan->groups[groups[0]], 0);
   for (int q = 0; q < plan->replicas; q++) {
     for (int i = 0; i < n; i++) {
-      int64_t first = (int64_t)q * plan->replica_ranks + plan->groups[groups[i]].first_rank;
-      near += common(first, first + (bucket == MOE_BUCKET_EXPERTS ? 1 : plan->groups[groups[i]].n_ranks), begin, end);
+      const PlanGroup *g = &plan->groups[groups[i]];
+      int first = plan_node_begin(plan, g, q, node), end = plan_node_begin(plan, g, q, node + 1);
+      near += bucket == MOE_BUCKET_EXPERTS ? first == 0 && end > 0 : end - first;
     }
   }
   return near;

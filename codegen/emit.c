@@ -133,7 +133,11 @@ static void emit_groups(const Shape *shape, FILE *out)
   for (int g = 0; g < plan->n_groups; g++) {
     fprintf(out, "extern const MoeOp moe_ops%s_%d[];\n", shape->suffix, g);
   }
-  fprintf(out, "\nstatic const MoeGroup groups[] = {\n");
+  fprintf(out, "\nstatic const int32_t seat[] = {");
+  for (int r = 0; r < plan->replica_ranks; r++) {
+    fprintf(out, "%s%d", r == 0 ? "\n  " : r % 24 == 0 ? ",\n  " : ", ", plan->seat[r]);
+  }
+  fprintf(out, "};\n\nstatic const MoeGroup groups[] = {\n");
   for (int g = 0; g < plan->n_groups; g++) {
     const PlanGroup *group = &plan->groups[g];
     const SchedGroup *s = &sched->groups[g];
@@ -212,6 +216,7 @@ static void emit_bundle_row(const Shape *shape, const ParamTables *tables, uint6
   fprintf(out, "  .hash = UINT64_C(0x%016" PRIx64 "),\n", hash);
   fprintf(out, "  .replicas = %d,\n  .replica_ranks = %d,\n  .ranks_per_node = %d,\n", plan->replicas,
           plan->replica_ranks, plan->ranks_per_node);
+  fprintf(out, "  .seat = seat,\n");
   fprintf(out,
           "  .n_groups = %d,\n  .groups = groups,\n  .n_layers = %d,\n  .ways = %d,\n  .att_group = moe_att_group,\n"
           "  .ffn_group = moe_ffn_group,\n  .combine_group = moe_combine_group,\n  .chunks = %d,\n",

@@ -51,7 +51,7 @@ typedef struct Ends {
 
 static int node_of(const Plan *plan, const PlanGroup *g, int rank)
 {
-  return (g->first_rank + rank) / plan->ranks_per_node;
+  return plan_node_of(plan, g->first_rank + rank);
 }
 
 /* Ranks of the group that share the node of `rank`: [*first_p, result). */
@@ -336,6 +336,27 @@ static int role_of(const Plan *plan, int rank)
   return 0;
 }
 
+/* NICs that serve the ranks of a mixed side on one node, if neither number divides the other: those are one port of all
+   these ranks, beginning with *first_p. Else 0. */
+static int shared_nics(const Plan *plan, int rank, int *first_p)
+{
+  int first = rank, end = rank + 1, nics = 0, role = role_of(plan, rank), node = plan_node_of(plan, rank);
+  if (plan->placement != PLACE_MIXED) {
+    return 0;
+  }
+  while (first > 0 && plan_node_of(plan, first - 1) == node && role_of(plan, first - 1) == role) {
+    first--;
+  }
+  while (end < plan->replica_ranks && plan_node_of(plan, end) == node && role_of(plan, end) == role) {
+    end++;
+  }
+  for (int k = 0; k < plan->n_nics; k++) {
+    nics += plan->nic_ranks[k] >= first && plan->nic_ranks[k] < end;
+  }
+  *first_p = first;
+  return nics > 0 && nics % (end - first) != 0 && (end - first) % nics != 0 ? nics : 0;
+}
+
 /* A NIC is used from its first rank on, by the ranks of that side, until the side's next NIC begins; NICs with the same
    first rank are one port. */
 static void emit_nics(const Emu *emu, FILE *out)
@@ -352,6 +373,11 @@ static void emit_nics(const Emu *emu, FILE *out)
         same = plan->nic_ranks[k] == best ? same + 1 : 1;
         best = plan->nic_ranks[k];
       }
+    }
+    int node_first, shared = given ? 0 : shared_nics(plan, rank, &node_first);
+    if (shared > 0) {
+      best = node_first;
+      same = shared;
     }
     if (best < 0) { /* no NIC: one of its own */
       best = rank;

@@ -277,6 +277,36 @@ int plan_nics(const Plan *plan, int role)
   return n;
 }
 
+static int64_t gpu_of(const Plan *plan, int rank)
+{
+  int own = rank % plan->replica_ranks;
+  return (int64_t)rank - own + plan->seat[own];
+}
+
+int plan_node_of(const Plan *plan, int rank)
+{
+  return (int)(gpu_of(plan, rank) / plan->ranks_per_node);
+}
+
+int plan_gpu_of(const Plan *plan, int rank)
+{
+  return (int)(gpu_of(plan, rank) % plan->ranks_per_node);
+}
+
+int plan_node_begin(const Plan *plan, const PlanGroup *g, int replica, int node)
+{
+  int first = replica * plan->replica_ranks + g->first_rank, low = 0, high = g->n_ranks;
+  while (low < high) {
+    int middle = (low + high) / 2;
+    if (plan_node_of(plan, first + middle) < node) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
 int plan_way(const Plan *plan, int mb)
 {
   return moe_way(plan->ways, plan->micro_batches, mb);

@@ -37,6 +37,9 @@ typedef struct Plan {
   int p_att, p_ffn; /* groups of each side */
   int replica_ranks;
   int ranks_per_node;
+  /* [replica_ranks] which GPU of its replica a rank has, a permutation: replica q's GPUs are q * replica_ranks and on,
+     and ranks_per_node of them in a row are a node. Ranks of a group ascend. */
+  int *seat;
   PlanGroup *groups; /* attention groups first, then FFN groups; colocated: one list with both roles */
   int n_groups;
   int ways;       /* maps of layers to groups, one per direction; plan_way() tells which one a micro-batch takes */
@@ -102,6 +105,12 @@ const char *plan_role_name(int role);
 
 /* NICs of the groups of a role, by the first rank that uses each: one shared by two groups counts once. */
 int plan_nics(const Plan *, int role);
+
+/* Node of a rank of the whole plan, and its GPU there; first member of a group in a replica on that node or a later
+   one, n_ranks if none. */
+int plan_node_of(const Plan *, int rank);
+int plan_gpu_of(const Plan *, int rank);
+int plan_node_begin(const Plan *, const PlanGroup *, int replica, int node);
 
 /* Direction of a micro-batch; groups of a layer in a direction. */
 int plan_way(const Plan *, int mb);

@@ -117,10 +117,10 @@ int plan_ffn_experts(const Spec *spec, const PlanGroup *group)
 
 static void place_groups(Arena *arena, const Choice *choice, Plan *plan)
 {
-  bool both = choice->place == PLACE_COLOCATED, mixed = choice->place == PLACE_MIXED;
+  bool both = choice->place == PLACE_COLOCATED;
   plan->n_groups = choice->att.p + (both ? 0 : choice->ffn.p);
   plan->groups = arena_new_array(arena, PlanGroup, (size_t)plan->n_groups);
-  int rank = 0, steps = choice->att.p > choice->ffn.p ? choice->att.p : choice->ffn.p;
+  int rank = 0;
   for (int i = 0; i < plan->n_groups; i++) {
     bool att = i < choice->att.p;
     PlanGroup *g = &plan->groups[i];
@@ -132,16 +132,24 @@ static void place_groups(Arena *arena, const Choice *choice, Plan *plan)
     rank += g->n_ranks;
   }
   plan->replica_ranks = rank;
-  rank = 0;
-  for (int i = 0; mixed && i < steps; i++) { /* A0 F0 A1 F1 ...: every node hosts both */
-    if (i < choice->att.p) {
-      plan->groups[i].first_rank = rank;
-      rank += plan->groups[i].n_ranks;
-    }
-    if (i < choice->ffn.p) {
-      plan->groups[choice->att.p + i].first_rank = rank;
-      rank += plan->groups[choice->att.p + i].n_ranks;
-    }
+}
+
+static bool spread(const Choice *choice, const Plan *plan)
+{
+  return choice->place == PLACE_MIXED && plan->replica_ranks > plan->ranks_per_node;
+}
+
+/* GPUs in the order of ranks, or in a mixed plan over several nodes one by one to the side that is behind its share: so
+   every node has its part of both sides, and those of a side ascend. */
+static void seat_ranks(Arena *arena, const Choice *choice, Plan *plan)
+{
+  int n = plan->replica_ranks;
+  int64_t att = side_total(&choice->att), given = 0;
+  plan->seat = arena_new_array(arena, int, (size_t)n);
+  for (int64_t seat = 0; seat < n; seat++) {
+    bool mine = (seat + 1) * att / n > given;
+    plan->seat[!spread(choice, plan) ? seat : mine ? given : att + seat - given] = (int)seat;
+    given += mine;
   }
 }
 
@@ -178,6 +186,29 @@ static void place_side_nics(const PlanGroup *g, const Side *s, const Nodes *clus
   }
 }
 
+/* A mixed side has an even part of its NICs on every node, and they serve its ranks there. */
+static void spread_side_nics(PlanGroup *g, const Side *s, Plan *plan)
+{
+  int total = side_total(s), nodes = (int)moe_part_max(plan->replica_ranks, plan->ranks_per_node);
+  for (int i = 0; i < s->p; i++) {
+    g[i].nic_share = INFINITY;
+  }
+  for (int first = g->first_rank, end = first; first < g->first_rank + total; first = end) {
+    int node = plan_node_of(plan, first);
+    while (end < g->first_rank + total && plan_node_of(plan, end) == node) {
+      end++;
+    }
+    int64_t nics = moe_part_size(s->nics, nodes, node);
+    for (int64_t k = 0; k < nics; k++) {
+      plan->nic_ranks[plan->n_nics++] = first + (int)(k * (end - first) / nics);
+    }
+    for (int i = 0; i < s->p; i++) {
+      bool here = g[i].first_rank < end && g[i].first_rank + g[i].n_ranks > first;
+      g[i].nic_share = here ? fmin(g[i].nic_share, (double)nics / (end - first)) : g[i].nic_share;
+    }
+  }
+}
+
 static void place_nics(Arena *arena, const Spec *spec, const Choice *choice, Plan *plan)
 {
   Nodes cluster = plan_nodes(spec);
@@ -187,14 +218,18 @@ static void place_nics(Arena *arena, const Spec *spec, const Choice *choice, Pla
     const Side *s = side == 0 ? &choice->att : &choice->ffn;
     PlanGroup *g = plan->groups + (side == 0 ? 0 : choice->att.p);
     int first = plan->n_nics;
-    place_side_nics(g, s, &cluster, plan);
+    if (spread(choice, plan)) {
+      spread_side_nics(g, s, plan);
+    } else {
+      place_side_nics(g, s, &cluster, plan);
+    }
     for (int i = 0, k = first; i < s->p && s->nics > 0; i++) { /* a side's NICs and its groups ascend alike */
       bool own_first = k < plan->n_nics && plan->nic_ranks[k] == g[i].first_rank; /* else it shares an earlier one */
       for (; k < plan->n_nics && plan->nic_ranks[k] < g[i].first_rank + g[i].n_ranks; k++) {
         g[i].nics++;
       }
       g[i].nics += !own_first;
-      g[i].nic_share = (double)s->nics / (double)side_total(s);
+      g[i].nic_share = spread(choice, plan) ? g[i].nic_share : (double)s->nics / (double)side_total(s);
     }
   }
   qsort(plan->nic_ranks, (size_t)plan->n_nics, sizeof(int), by_value);
@@ -206,15 +241,19 @@ bool plan_aligned(const Plan *plan)
   return plan->replicas == 1 || ranks * plan->replicas <= per || ranks % per == 0 || per % ranks == 0;
 }
 
-static bool on_node(const PlanGroup *g, int per, int node)
+static int last_node(const Plan *plan, const PlanGroup *g)
 {
-  return g->first_rank / per == node && (g->first_rank + g->n_ranks - 1) / per == node;
+  return plan_node_of(plan, g->first_rank + g->n_ranks - 1);
+}
+
+static bool on_node(const Plan *plan, const PlanGroup *g, int node)
+{
+  return plan_node_of(plan, g->first_rank) == node && last_node(plan, g) == node;
 }
 
 /* Relays pay as soon as two ranks of an FFN group share a node that a row would have to enter from outside. */
 static Dedup choose_dedup(const Spec *spec, const Plan *plan)
 {
-  int per = plan->ranks_per_node;
   if (spec->plan.dedup != DEDUP_AUTO) {
     return spec->plan.dedup;
   }
@@ -227,8 +266,8 @@ static Dedup choose_dedup(const Spec *spec, const Plan *plan)
       const PlanGroup *f = &plan->groups[plan_ffn(spec, plan, w, l)];
       const PlanGroup *a = &plan->groups[plan_att(spec, plan, w, l)];
       const PlanGroup *c = &plan->groups[plan_combine(spec, plan, w, l)];
-      int first = f->first_rank / per, last = (f->first_rank + f->n_ranks - 1) / per;
-      if (f->n_ranks > last - first + 1 && (first != last || !on_node(a, per, first) || !on_node(c, per, first))) {
+      int first = plan_node_of(plan, f->first_rank), last = last_node(plan, f);
+      if (f->n_ranks > last - first + 1 && (first != last || !on_node(plan, a, first) || !on_node(plan, c, first))) {
         return DEDUP_NODE;
       }
     }
@@ -303,6 +342,7 @@ void plan_build(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Ch
   plan->mb_group = stages ? choice->mb_group : 0;
   plan->ranks_per_node = spec->plan.ranks_per_node > 0 ? spec->plan.ranks_per_node : spec->cluster.gpus;
   place_groups(arena, choice, plan);
+  seat_ranks(arena, choice, plan);
   place_nics(arena, spec, choice, plan);
   if (stages) {
     cut_layers(arena, spec, choice->stages, plan);

@@ -1,4 +1,5 @@
 /* An independent look at a finished plan: own arithmetic, no call into the planner or the cost model. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "codegen/plan.h"
@@ -176,6 +177,30 @@ static void check_nics(Check *c)
   }
 }
 
+/* Every GPU of a replica has one rank, and ranks of a group ascend. */
+static void check_seats(Check *c)
+{
+  const Plan *plan = c->plan;
+  int n = plan->replica_ranks;
+  char *taken = calloc((size_t)n + 1, 1);
+  for (int r = 0; r < n && taken; r++) {
+    if (plan->seat[r] < 0 || plan->seat[r] >= n || taken[plan->seat[r]]++) {
+      FAIL(c, "rank %d has GPU %d of %d, or another rank has it, too", r, plan->seat[r], n);
+      break;
+    }
+  }
+  free(taken);
+  for (int i = 0; i < plan->n_groups; i++) {
+    const PlanGroup *g = &plan->groups[i];
+    for (int r = g->first_rank + 1; r < g->first_rank + g->n_ranks; r++) {
+      if (plan->seat[r] <= plan->seat[r - 1]) {
+        FAIL(c, "group %c%d: rank %d has GPU %d, after GPU %d", letter(g), g->index, r, plan->seat[r],
+             plan->seat[r - 1]);
+      }
+    }
+  }
+}
+
 /* A replica of several nodes uses no more NICs of a node than it has. */
 static void check_node_nics(Check *c)
 {
@@ -184,12 +209,14 @@ static void check_node_nics(Check *c)
   int per = plan->ranks_per_node, have = per == cluster->gpus ? cluster->nics : cluster->nics * per / cluster->gpus;
   bool pinned = c->spec->plan.attention_nics || c->spec->plan.ffn_nics;
   have = have < 1 ? 1 : have;
-  for (int i = 0, n = 0; i < plan->n_nics && plan->replica_ranks > per && !pinned; i++) {
-    n = i > 0 && plan->nic_ranks[i] / per == plan->nic_ranks[i - 1] / per ? n + 1 : 1;
-    if (n > have) {
-      FAIL(c, "node %d lends %d NICs and has %d", plan->nic_ranks[i] / per, n, have);
+  int *lent = calloc((size_t)plan->replica_ranks, sizeof *lent); /* by nodes */
+  for (int i = 0; i < plan->n_nics && plan->replica_ranks > per && !pinned && lent; i++) {
+    int node = plan->seat[plan->nic_ranks[i]] / per;
+    if (++lent[node] > have) {
+      FAIL(c, "node %d lends %d NICs and has %d", node, lent[node], have);
     }
   }
+  free(lent);
 }
 
 static void check_memory(Check *c)
@@ -254,6 +281,9 @@ bool plan_check(Diag *diag, const Spec *spec, const Plan *plan)
   Check c = {diag, spec, plan, true};
   check_ranks(&c);
   check_layers(&c);
+  if (c.ok) {
+    check_seats(&c);
+  }
   if (c.ok) {
     check_batch(&c);
     check_nics(&c);

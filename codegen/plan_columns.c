@@ -79,20 +79,33 @@ int space_nics(const Space *s, const Tuple *t, int ranks)
   return (int)moe_part_max(ranks, s->nodes.ranks) * s->nodes.nics;
 }
 
-/* Whether mixed groups of n and m ranks fall whole on nodes, over more than one of them: several pairs of groups on a
-   node, or, where both are pinned to whole nodes, one group after the other. */
+/* Mixed groups of n and m ranks: over more than one node, and over all nodes of the budget unless both are pinned. The
+   last node of the only replica may be used in part. */
 bool space_mixed(const Space *s, const Tuple *t, int n, int m)
 {
   const PlanSpec *pin = &s->spec->plan;
-  int per = s->nodes.ranks, ranks = t->p_att * (n + m);
+  int per = s->nodes.ranks, ranks = t->p_att * n + t->p_ffn * m;
   bool other = (pin->n_attention_gpus && pin->attention_gpus[0] != n) || (pin->n_ffn_gpus && pin->ffn_gpus[0] != m);
-  bool wide = pin->n_attention_gpus && pin->n_ffn_gpus && n % per == 0 && m % per == 0;
-  return !other && (per % (n + m) == 0 || wide) && ranks > per && ranks <= t->ranks &&
+  bool both = pin->n_attention_gpus > 0 && pin->n_ffn_gpus > 0;
+  return !other && ranks > per && ranks <= t->ranks && (both || t->ranks - ranks < per) &&
          (t->replicas == 1 || ranks % per == 0) && n <= t->batch && m <= s->spec->model.moe.experts &&
          pin->n_attention_gpus <= 1 && pin->n_ffn_gpus <= 1;
 }
 
+void space_partners(const Space *s, const Tuple *t, int n, int *least, int *most)
+{
+  const PlanSpec *pin = &s->spec->plan;
+  int experts = s->spec->model.moe.experts, left = t->ranks - t->p_att * n;
+  *most = left / t->p_ffn < experts ? left / t->p_ffn : experts;
+  *least = left >= s->nodes.ranks ? (left - s->nodes.ranks) / t->p_ffn + 1 : 1;
+  if (pin->n_ffn_gpus > 0) {
+    *least = *most = pin->ffn_gpus[0];
+  }
+}
+
 /* ---- columns ---- */
+
+static const double SAME = 1e-9; /* relative; times closer than this are equal */
 
 static void add_column(Arena *arena, Columns *list, Column c)
 {
@@ -133,38 +146,41 @@ static void add_side(const Space *s, const Price *p, bool att, const IntList *ow
   }
 }
 
-/* One mixed layout with so many NICs on each side. */
-static void add_mixed_as(const Space *s, const Price *p, Column c, int att_nics, int ffn_nics, double limit,
-                         Columns *out)
+/* Mixed layouts of the sizes last set: each division of every node's NICs between the sides. What is slower than one
+   already seen does not count. */
+static void add_mixed_nics(const Space *s, const Price *p, const Mixed *m, Column c, double *limit, Columns *out)
 {
   const PlanSpec *pin = &s->spec->plan;
-  c.att_nics = pin->attention_nics > 0 ? pin->attention_nics : att_nics;
-  c.ffn_nics = pin->ffn_nics > 0 ? pin->ffn_nics : ffn_nics;
-  c.z_att = price_att(p, c.att_n, c.att_nics, c.ffn_n);
-  c.z_ffn = price_ffn(p, c.att_n, c.ffn_n, c.ffn_nics) + price_ffn_launches(p, c.att_n);
-  if (isfinite(c.z_att + c.z_ffn) && c.z_att <= limit && c.z_ffn <= limit) {
-    add_column(s->arena, out, c);
+  int nodes = (int)moe_part_max(c.ranks, s->nodes.ranks), all = s->nodes.nics;
+  for (int a = 1; a < all; a++) {
+    int f = pin->ffn_nics > 0 ? pin->ffn_nics / nodes : all - a;
+    if (f < 1 || a + f > all || (pin->attention_nics > 0 && pin->attention_nics / nodes != a)) {
+      continue;
+    }
+    c.att_nics = pin->attention_nics > 0 ? pin->attention_nics : a * nodes;
+    c.ffn_nics = pin->ffn_nics > 0 ? pin->ffn_nics : f * nodes;
+    c.z_att = mixed_att(m, a);
+    c.z_ffn = mixed_ffn(m, f) + price_ffn_launches(p, c.att_n);
+    double z = fmax(p->chain, fmax(c.z_att, c.z_ffn));
+    if (isfinite(z) && z <= *limit) {
+      add_column(s->arena, out, c);
+      *limit = fmin(*limit, z * (1 + SAME));
+    }
   }
 }
 
-/* Mixed: each node hosts whole pairs of groups and its NICs are divided between the two sides. */
 static void add_mixed(const Space *s, const Price *p, double limit, Columns *out)
 {
   const Tuple *t = p->tuple;
-  IntList att = space_counts(s, t, true), ffn = space_counts(s, t, false);
-  int per = s->nodes.ranks, nics = s->nodes.nics;
+  IntList att = space_counts(s, t, true);
+  Mixed *mixed = mixed_new(s->arena, p);
   for (int i = 0; i < att.n; i++) {
-    for (int j = 0; j < ffn.n; j++) {
-      int n = att.v[i], m = ffn.v[j], ranks = t->p_att * (n + m), nodes = (int)moe_part_max(ranks, per);
-      Column c = {.att = true, .ffn = true, .att_n = n, .ffn_n = m, .ranks = ranks};
-      if (!space_mixed(s, t, n, m)) {
-        continue;
-      }
-      if (n + m > per) {
-        add_mixed_as(s, p, c, t->p_att * n / per * nics, t->p_att * m / per * nics, limit, out);
-      }
-      for (int a = 1; a < nics && n + m <= per; a++) {
-        add_mixed_as(s, p, c, a * nodes, (nics - a) * nodes, limit, out);
+    int n = att.v[i], least, most;
+    space_partners(s, t, n, &least, &most);
+    for (int m = least; m <= most && price_att_least(p, n) <= limit; m++) {
+      Column c = {.att = true, .ffn = true, .att_n = n, .ffn_n = m, .ranks = t->p_att * n + t->p_ffn * m};
+      if (space_mixed(s, t, n, m) && price_ffn_least(p, n, m) <= limit && mixed_set(mixed, n, m)) {
+        add_mixed_nics(s, p, mixed, c, &limit, out);
       }
     }
   }

@@ -49,18 +49,22 @@ static void describe(const Spec *spec, const Tuple *t, int head, int roles, int 
 }
 
 static const Kind *describe_all(Arena *arena, const Spec *spec, const Tuple *t, int head, int roles, int groups,
-                                int *n_p)
+                                int *n_p, const short **kind_p)
 {
   Kind list[MAX_KINDS], *kept;
+  short *kind = arena_new_array(arena, short, (size_t)groups);
   int n = 0;
+  *kind_p = kind;
   for (int g = 0; g < groups; g++) {
     Kind k;
     bool known = false;
     describe(spec, t, head, roles, g, &k);
     for (int i = 0; i < n && !known; i++) {
       known = memcmp(&list[i], &k, sizeof k) == 0;
+      kind[g] = (short)i;
     }
     if (!known && n < MAX_KINDS) {
+      kind[g] = (short)n;
       list[n++] = k;
     }
   }
@@ -73,11 +77,13 @@ static const Kind *describe_all(Arena *arena, const Spec *spec, const Tuple *t, 
 void price_kinds(Arena *arena, const Spec *spec, const ShapeSpec *shape, const Tuple *t, Kinds *k)
 {
   int head = layer_head(spec, shape, t->p_att);
+  k->head = head;
   if (t->place == PLACE_COLOCATED) {
-    k->att = k->ffn = describe_all(arena, spec, t, head, PLAN_A | PLAN_F, t->p_att, &k->n_att);
+    k->att = k->ffn = describe_all(arena, spec, t, head, PLAN_A | PLAN_F, t->p_att, &k->n_att, &k->att_kind);
+    k->ffn_kind = k->att_kind;
     k->n_ffn = k->n_att;
   } else {
-    k->att = describe_all(arena, spec, t, head, PLAN_A, t->p_att, &k->n_att);
-    k->ffn = describe_all(arena, spec, t, head, PLAN_F, t->p_ffn, &k->n_ffn);
+    k->att = describe_all(arena, spec, t, head, PLAN_A, t->p_att, &k->n_att, &k->att_kind);
+    k->ffn = describe_all(arena, spec, t, head, PLAN_F, t->p_ffn, &k->n_ffn, &k->ffn_kind);
   }
 }

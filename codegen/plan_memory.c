@@ -25,7 +25,8 @@ static int most_on_node(const Plan *plan, const PlanGroup *g)
 {
   int most = 0, on = 0;
   for (int r = 0; r < g->n_ranks; r++) {
-    on = (g->first_rank + r) % plan->ranks_per_node == 0 ? 1 : on + 1;
+    int rank = g->first_rank + r;
+    on = r > 0 && plan_node_of(plan, rank) == plan_node_of(plan, rank - 1) ? on + 1 : 1;
     most = on > most ? on : most;
   }
   return most;
@@ -153,6 +154,7 @@ MemIn plan_mem_in(const Spec *spec, const Plan *plan, const PlanGroup *g, int in
   in.att_seqs = (int)moe_part_max(plan->mb_seqs, g->role == PLAN_F ? fewest : g->n_ranks);
   count_layers(spec, plan, g, &in);
   count_peers(spec, plan, g, &in);
+  grow(&in.ffn_ranks, 1); /* a group of dense layers alone meets no FFN rank */
   if (g->role & PLAN_F) {
     grow(&in.ffn_ranks, g->n_ranks);
     in.experts = plan_ffn_experts(spec, g);

@@ -85,7 +85,7 @@ static bool ffn_by_size(const Price *p)
   return gpu->eff_grouped_rows.n > 0 || (p->spec->model.moe.shared > 0 && gpu->eff_gemm_rows.n > 0);
 }
 
-static double ffn_layer_ns(const Price *p, int n, int mb_seqs)
+double price_ffn_compute(const Price *p, int n, int mb_seqs)
 {
   Memo *memo = p->memo;
   mb_seqs = ffn_by_size(p) ? mb_seqs : 1;
@@ -104,7 +104,14 @@ static double ffn_layer_ns(const Price *p, int n, int mb_seqs)
 static bool relayed(const Price *p, int ffn_n)
 {
   Dedup dedup = p->spec->plan.dedup;
-  return ffn_n > 1 && p->nodes.ranks > 1 && (dedup == DEDUP_NODE || (dedup == DEDUP_AUTO && !p->tuple->single));
+  return (p->mix.on > 0 ? p->mix.on > 1 : ffn_n > 1 && p->nodes.ranks > 1) &&
+         (dedup == DEDUP_NODE || (dedup == DEDUP_AUTO && !p->tuple->single));
+}
+
+/* Ranks of an FFN group on a node, at most. */
+static int node_ranks(const Price *p, int ffn_n)
+{
+  return p->mix.on > 0 ? p->mix.on : ffn_n < p->nodes.ranks ? ffn_n : p->nodes.ranks;
 }
 
 /* Rows that leave an attention rank per token. */
@@ -126,6 +133,9 @@ static double find_rows_out(const Price *p, int ffn_n)
 
 static double rows_out(const Price *p, int ffn_n)
 {
+  if (p->mix.on > 0) {
+    return p->mix.rows;
+  }
   if (ffn_n >= MEMO) {
     return find_rows_out(p, ffn_n);
   }
@@ -140,6 +150,9 @@ static double rows_in(const Price *p, int ffn_n)
 {
   const Spec *spec = p->spec;
   double factor = spec->model.moe.imbalance > 1 ? spec->model.moe.imbalance : 1;
+  if (p->mix.on > 0) {
+    return p->mix.rows_in;
+  }
   if (!relayed(p, ffn_n)) {
     int hits = cost_hits_max(spec, ffn_n);
     return spec->plan.dedup == DEDUP_FLAT ? cost_pairs_per_token(spec, hits) : cost_rows_per_token(spec, hits);
@@ -154,30 +167,13 @@ static double rows_in(const Price *p, int ffn_n)
   return cost_touch(spec, most) / ranks * factor;
 }
 
-typedef struct Bytes {
-  double dispatch, dispatch_b, combine, combine_b; /* per token and layer */
-} Bytes;
-
-static Bytes message_bytes(const Price *p, double rows, double pairs)
+Bytes price_bytes(const Price *p, double rows, double pairs)
 {
   double row = (double)cost_row_bytes(p->spec);
   return (Bytes){.dispatch = rows * (row + sizeof(MoeRowHead)) + pairs * sizeof(MoePair),
                  .dispatch_b = rows * row + pairs * sizeof(float),
                  .combine = rows * (row + sizeof(uint32_t)),
                  .combine_b = rows * row};
-}
-
-/* What leaves a rank's node. */
-typedef enum Crossing { CROSS_NONE, CROSS_COMBINE, CROSS_ALL } Crossing;
-
-/* Mixed placement: pairs of groups per node. The first of a node gets its COMBINE from another node, if there are more
-   pairs than one node has; groups of whole nodes meet on none. */
-static Crossing mixed_crosses(const Price *p, int att_n, int ffn_n)
-{
-  if (att_n + ffn_n > p->nodes.ranks) {
-    return CROSS_ALL;
-  }
-  return p->tuple->p_att > p->nodes.ranks / (att_n + ffn_n) ? CROSS_COMBINE : CROSS_NONE;
 }
 
 /* Share of a port's rate that messages of this size reach. */
@@ -193,18 +189,20 @@ static double pair_bytes(const Price *p, int att_n, int ffn_n)
   return tokens * rows_out(p, ffn_n) * (double)cost_row_bytes(p->spec) / ((double)att_n * ffn_n);
 }
 
-/* Slowest port of a rank that moves so many bytes in one direction for one class of edges and for the other, in
-   messages of `each`; by placement those are on NVLink or on its share of the side's NICs. */
-static double port_ns(const Price *p, double dispatch, double combine, double each, int ranks, int nics, Crossing mixed)
+double price_reached(const Price *p, const Curve *curve, int att_n, int ffn_n)
+{
+  return reached(curve, pair_bytes(p, att_n, ffn_n));
+}
+
+/* Slowest port of a rank that moves so many bytes in one direction, in messages of `each`: NVLink within a node, its
+   share of the side's NICs between nodes. */
+static double port_ns(const Price *p, double bytes, double each, int ranks, int nics)
 {
   const ClusterSpec *c = &p->spec->cluster;
   double nvlink = c->nvlink * reached(&c->nvlink_bytes, each) / 1e9;
   double nic = c->nic * reached(&c->nic_bytes, each) / 1e9 * nics / ranks;
-  Crossing crosses = p->tuple->single ? CROSS_NONE : p->tuple->place == PLACE_MIXED ? mixed : CROSS_ALL;
-  if (crosses == CROSS_NONE) {
-    return (dispatch + combine) / nvlink;
-  }
-  return crosses == CROSS_ALL ? (dispatch + combine) / nic : max2(dispatch / nvlink, combine / nic);
+  double far = p->tuple->single ? 0 : p->mix.on > 0 ? p->mix.far : 1;
+  return max2((1 - far) * bytes / nvlink, far > 0 ? far * bytes / nic : 0);
 }
 
 /* ---- step's tail ---- */
@@ -215,12 +213,12 @@ static int all_ranks(const Price *p, int att_n, int ffn_n)
 }
 
 /* Gradients to their owners, updated weights back, and the optimizer between them. all: ranks of the plan. */
-static double tail_ns(const Price *p, double elems, int holders, int all, int ranks, int nics, bool crosses)
+static double tail_ns(const Price *p, double elems, int holders, int all, double nics_per_rank, bool crosses)
 {
   const ClusterSpec *c = &p->spec->cluster;
   double owners = p->tuple->shard == OPT_SHARD_ALL ? all : holders;
   double bytes = 2 * 4 * elems * (owners - 1) / owners;
-  double rate = crosses && nics > 0 ? c->nic * nics / ranks : c->nvlink;
+  double rate = crosses && nics_per_rank > 0 ? c->nic * nics_per_rank : c->nvlink;
   return (bytes / rate + 32 * elems / holders / (c->gpu.hbm * c->gpu.eff_memory)) * 1e9;
 }
 
@@ -237,6 +235,22 @@ static double att_elems(const Price *p, const Kind *k)
 static bool many_nodes(const Price *p)
 {
   return p->nodes.count > 1 && p->tuple->ranks * p->tuple->replicas > p->nodes.ranks;
+}
+
+double price_att_tail(const Price *p, int kind, int att_n, int ffn_n, double nics_per_rank)
+{
+  int least = min_of(p->spec->plan.attention_gpus, p->spec->plan.n_attention_gpus, att_n);
+  return tail_ns(p, att_elems(p, &p->kinds.att[kind]), least * p->tuple->replicas, all_ranks(p, att_n, ffn_n),
+                 nics_per_rank, many_nodes(p));
+}
+
+double price_ffn_tail(const Price *p, int kind, int att_n, int ffn_n, double nics_per_rank)
+{
+  int least = min_of(p->spec->plan.ffn_gpus, p->spec->plan.n_ffn_gpus, ffn_n);
+  int experts = (int)moe_part_max(p->spec->model.moe.experts, least);
+  double elems = p->kinds.ffn[kind].ffn_layers *
+                 (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, p->spec->model.dense.layers, experts);
+  return tail_ns(p, elems, p->tuple->replicas, all_ranks(p, att_n, ffn_n), nics_per_rank, many_nodes(p));
 }
 
 /* ---- memory ---- */
@@ -272,7 +286,7 @@ static MemIn mem_in(const Price *p, const Kind *k, int att_n, int ffn_n, bool at
                  .total_ranks = all_ranks(p, att_n, ffn_n),
                  .relays = relayed(p, ffn_n),
                  .relayed = relayed(p, ffn_n),
-                 .node_ranks = ffn_n < p->nodes.ranks ? ffn_n : p->nodes.ranks};
+                 .node_ranks = node_ranks(p, ffn_n)};
 }
 
 int64_t price_memory(const Price *p, int roles, int att_n, int ffn_n)
@@ -304,7 +318,7 @@ static double more_hop_ns(const Price *p, int ffn_n)
   return 4 * (hop_ns(p, rows_out(p, ffn_n)) - hop_ns(p, 1));
 }
 
-static double more_fill_ns(const Price *p, int ffn_n)
+double price_more_fill(const Price *p, int ffn_n)
 {
   int steps = p->tuple->p_att > p->tuple->p_ffn ? p->tuple->p_att : p->tuple->p_ffn;
   return steps * more_hop_ns(p, ffn_n);
@@ -352,23 +366,20 @@ static double path_ns(const Price *p, int att_n, int ffn_n)
   int mb_seqs = price_mb_seqs(p, att_n), seqs = (int)moe_part_max(mb_seqs, att_n), hits = cost_hits_max(p->spec, ffn_n);
   double tokens = (double)(mb_seqs * p->shape->seq), own = (double)(seqs * p->shape->seq);
   double k = p->spec->model.moe.top_k, pairs = cost_pairs_per_token(p->spec, hits), each = pair_bytes(p, att_n, ffn_n);
-  Bytes a = message_bytes(p, rows_out(p, ffn_n), k);
-  Bytes f = message_bytes(p, rows_in(p, ffn_n), relayed(p, ffn_n) ? k / ffn_n : pairs);
+  Bytes a = price_bytes(p, rows_out(p, ffn_n), k);
+  Bytes f = price_bytes(p, rows_in(p, ffn_n), relayed(p, ffn_n) ? k / ffn_n : pairs);
   const double out[4] = {a.dispatch, a.combine, a.combine_b, a.dispatch_b};
   const double in[4] = {f.dispatch, f.combine, f.combine_b, f.dispatch_b};
   int att_ranks = p->tuple->p_att * att_n, ffn_ranks = p->tuple->p_ffn * ffn_n;
   int att_nics = plan_default_nics(&p->nodes, att_ranks), ffn_nics = plan_default_nics(&p->nodes, ffn_ranks);
-  Crossing crosses = mixed_crosses(p, att_n, ffn_n);
   double layer = ffn_path_ns(p, ffn_n, tokens) + 4 * (p->tuple->single ? c->nvlink_ns : c->nic_ns);
-  for (int i = 0; i < 4; i++) { /* of a mixed layout's ports those of dispatches and those of combines */
-    bool dispatch = i == 0 || i == 3;
-    double x = own * out[i], y = tokens * in[i];
-    layer += max2(port_ns(p, dispatch ? x : 0, dispatch ? 0 : x, each, att_ranks, att_nics, crosses),
-                  port_ns(p, dispatch ? y : 0, dispatch ? 0 : y, each, ffn_ranks, ffn_nics, crosses));
+  for (int i = 0; i < 4; i++) {
+    layer += max2(port_ns(p, own * out[i], each, att_ranks, att_nics),
+                  port_ns(p, tokens * in[i], each, ffn_ranks, ffn_nics));
   }
   if (relayed(p, ffn_n)) {
-    int on = ffn_n < p->nodes.ranks ? ffn_n : p->nodes.ranks;
-    Bytes n = message_bytes(p, cost_rows_per_token(p->spec, hits), pairs);
+    int on = node_ranks(p, ffn_n);
+    Bytes n = price_bytes(p, cost_rows_per_token(p->spec, hits), pairs);
     layer +=
         tokens * (n.dispatch + n.dispatch_b + 2 * n.combine_b) * (on - 1) / on / c->nvlink * 1e9 + 4 * c->nvlink_ns;
   }
@@ -378,7 +389,7 @@ static double path_ns(const Price *p, int att_n, int ffn_n)
 /* Step time where only so many micro-batches can be on their way. With k of them a closed queue of one bottleneck takes
    between max(z, path B / k) and path B / k + (1 - 1/k) z; the middle of the two lower terms is taken, which is z
    itself from twice as many on as would fill an empty pipeline. z: the side's busiest rank over the step. */
-static double memory_ns(const Price *p, int roles, int att_n, int ffn_n, double z)
+Room price_room(const Price *p, int roles, int att_n, int ffn_n)
 {
   int batches = price_micro_batches(p, att_n), cap = batches, pinned = p->spec->plan.in_flight;
   int n = roles & PLAN_A ? p->kinds.n_att : p->kinds.n_ffn;
@@ -386,16 +397,22 @@ static double memory_ns(const Price *p, int roles, int att_n, int ffn_n, double 
     MemIn in = mem_in(p, roles & PLAN_A ? &p->kinds.att[i] : &p->kinds.ffn[i], att_n, ffn_n, roles & PLAN_A);
     int fits = memory_cap(p->spec, &in, roles);
     if (fits < in.in_flight) {
-      return INFINITY;
+      return (Room){INFINITY, 0};
     }
     cap = fits < cap ? fits : cap;
   }
   cap = pinned > 0 && pinned < cap ? pinned : cap;
   double chain = p->chain + plan_moe_layers(p->spec) * more_hop_ns(p, ffn_n);
   if (cap == batches) {
-    return max2(z, chain);
+    return (Room){chain, 0};
   }
-  return max2(z, max2(chain, path_ns(p, att_n, ffn_n)) * batches / cap + (cap - 1.0) / cap * z / 2);
+  return (Room){max2(chain, path_ns(p, att_n, ffn_n)) * batches / cap, (cap - 1.0) / cap / 2};
+}
+
+static double memory_ns(const Price *p, int roles, int att_n, int ffn_n, double z)
+{
+  Room room = price_room(p, roles, att_n, ffn_n);
+  return max2(z, room.base + room.slope * z);
 }
 
 /* ---- prices ---- */
@@ -421,7 +438,7 @@ static double find_att_compute_ns(const Price *p, const Kind *k, int seqs)
   return ns;
 }
 
-static double att_compute_ns(const Price *p, int kind, int seqs)
+double price_att_compute(const Price *p, int kind, int seqs)
 {
   if (p->memo->seqs != seqs) {
     p->memo->seqs = seqs;
@@ -438,21 +455,17 @@ double price_att(const Price *p, int att_n, int att_nics, int ffn_n)
   int least = min_of(pin->attention_gpus, pin->n_attention_gpus, att_n), batches = price_micro_batches(p, att_n);
   int seqs = (int)moe_part_max(price_mb_seqs(p, att_n), least), ranks = p->tuple->p_att * att_n;
   double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0;
-  Bytes b = message_bytes(p, rows_out(p, ffn_n), p->spec->model.moe.top_k);
-  Crossing crosses = mixed_crosses(p, att_n, ffn_n);
+  Bytes b = price_bytes(p, rows_out(p, ffn_n), p->spec->model.moe.top_k);
   double each = pair_bytes(p, att_n, ffn_n);
   for (int i = 0; i < p->kinds.n_att; i++) {
     const Kind *k = &p->kinds.att[i];
-    double busy = batches * att_compute_ns(p, i, seqs);
-    double out = port_ns(p, tokens * k->dispatches * b.dispatch, tokens * k->combines * b.combine_b, each, ranks,
-                         att_nics, crosses);
-    double in = port_ns(p, tokens * k->dispatches * b.dispatch_b, tokens * k->combines * b.combine, each, ranks,
-                        att_nics, crosses);
-    double tail = tail_ns(p, att_elems(p, k), least * p->tuple->replicas, all_ranks(p, att_n, ffn_n), ranks, att_nics,
-                          many_nodes(p));
+    double busy = batches * price_att_compute(p, i, seqs);
+    double out = port_ns(p, tokens * (k->dispatches * b.dispatch + k->combines * b.combine_b), each, ranks, att_nics);
+    double in = port_ns(p, tokens * (k->dispatches * b.dispatch_b + k->combines * b.combine), each, ranks, att_nics);
+    double tail = price_att_tail(p, i, att_n, ffn_n, (double)att_nics / ranks);
     z = max2(z, max2(busy, max2(out, in)) + tail);
   }
-  return memory_ns(p, PLAN_A, att_n, ffn_n, z) + more_fill_ns(p, ffn_n);
+  return memory_ns(p, PLAN_A, att_n, ffn_n, z) + price_more_fill(p, ffn_n);
 }
 
 /* Port time of an FFN rank over the step, per layer. */
@@ -460,16 +473,15 @@ static double ffn_port_ns(const Price *p, int least, int att_n, int ffn_n, int f
 {
   double tokens = (double)(p->tuple->batch * p->shape->seq), k = p->spec->model.moe.top_k;
   int hits = cost_hits_max(p->spec, least);
-  Bytes b = message_bytes(p, rows_in(p, least), relayed(p, ffn_n) ? k / ffn_n : cost_pairs_per_token(p->spec, hits));
+  Bytes b = price_bytes(p, rows_in(p, least), relayed(p, ffn_n) ? k / ffn_n : cost_pairs_per_token(p->spec, hits));
   int ranks = p->tuple->p_ffn * ffn_n;
-  Crossing crosses = mixed_crosses(p, att_n, ffn_n);
   double each = pair_bytes(p, att_n, ffn_n);
-  double in = port_ns(p, tokens * b.dispatch, tokens * b.combine_b, each, ranks, ffn_nics, crosses);
-  double out = port_ns(p, tokens * b.dispatch_b, tokens * b.combine, each, ranks, ffn_nics, crosses);
+  double in = port_ns(p, tokens * (b.dispatch + b.combine_b), each, ranks, ffn_nics);
+  double out = port_ns(p, tokens * (b.dispatch_b + b.combine), each, ranks, ffn_nics);
   double z = max2(in, out);
   if (relayed(p, ffn_n)) { /* relay to ranks and back, both directions of both passes */
-    int on = ffn_n < p->nodes.ranks ? ffn_n : p->nodes.ranks;
-    Bytes n = message_bytes(p, cost_rows_per_token(p->spec, hits), cost_pairs_per_token(p->spec, hits));
+    int on = node_ranks(p, ffn_n);
+    Bytes n = price_bytes(p, cost_rows_per_token(p->spec, hits), cost_pairs_per_token(p->spec, hits));
     double bytes = tokens * (n.dispatch + n.dispatch_b + 2 * n.combine_b) * (on - 1) / on;
     z = max2(z, bytes / p->spec->cluster.nvlink * 1e9);
   }
@@ -479,19 +491,16 @@ static double ffn_port_ns(const Price *p, int least, int att_n, int ffn_n, int f
 double price_ffn(const Price *p, int att_n, int ffn_n, int ffn_nics)
 {
   const PlanSpec *pin = &p->spec->plan;
-  int least = min_of(pin->ffn_gpus, pin->n_ffn_gpus, ffn_n), ranks = p->tuple->p_ffn * ffn_n, dense;
-  int experts = (int)moe_part_max(p->spec->model.moe.experts, least);
-  double compute = ffn_layer_ns(p, least, price_mb_seqs(p, att_n)),
+  int least = min_of(pin->ffn_gpus, pin->n_ffn_gpus, ffn_n), ranks = p->tuple->p_ffn * ffn_n;
+  double compute = price_ffn_compute(p, least, price_mb_seqs(p, att_n)),
          port = ffn_port_ns(p, least, att_n, ffn_n, ffn_nics), z = 0;
-  dense = p->spec->model.dense.layers;
   for (int i = 0; i < p->kinds.n_ffn; i++) {
     double layers = p->kinds.ffn[i].ffn_layers;
-    double elems = layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, dense, experts);
-    double tail = tail_ns(p, elems, p->tuple->replicas, all_ranks(p, att_n, ffn_n), ranks, ffn_nics, many_nodes(p));
+    double tail = price_ffn_tail(p, i, att_n, ffn_n, (double)ffn_nics / ranks);
     z = max2(z, layers * max2(compute, port) + tail);
   }
   double launches = price_ffn_launches(p, att_n);
-  return memory_ns(p, PLAN_F, att_n, ffn_n, z + launches) - launches + more_fill_ns(p, ffn_n);
+  return memory_ns(p, PLAN_F, att_n, ffn_n, z + launches) - launches + price_more_fill(p, ffn_n);
 }
 
 double price_ffn_launches(const Price *p, int att_n)
@@ -507,23 +516,23 @@ double price_both(const Price *p, int n, int nics)
 {
   int batches = price_micro_batches(p, n), seqs = (int)moe_part_max(price_mb_seqs(p, n), n),
       ranks = p->tuple->p_att * n, all = all_ranks(p, n, n);
-  double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0, ffn = ffn_layer_ns(p, n, price_mb_seqs(p, n));
+  double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0,
+         ffn = price_ffn_compute(p, n, price_mb_seqs(p, n));
   int experts = (int)moe_part_max(p->spec->model.moe.experts, n), dense = p->spec->model.dense.layers;
-  Bytes b = message_bytes(p, rows_out(p, n), p->spec->model.moe.top_k);
+  Bytes b = price_bytes(p, rows_out(p, n), p->spec->model.moe.top_k);
   double port = ffn_port_ns(p, n, n, n, nics), each = pair_bytes(p, n, n);
   for (int i = 0; i < p->kinds.n_att; i++) {
     const Kind *k = &p->kinds.att[i];
-    double busy = batches * att_compute_ns(p, i, seqs) + k->ffn_layers * ffn;
+    double busy = batches * price_att_compute(p, i, seqs) + k->ffn_layers * ffn;
     busy += (double)batches * k->ffn_layers * 3 * p->spec->cluster.gpu.launch_ns;
-    double move = port_ns(p, tokens * k->dispatches * b.dispatch, tokens * k->combines * b.combine_b, each, ranks, nics,
-                          CROSS_ALL);
+    double move = port_ns(p, tokens * (k->dispatches * b.dispatch + k->combines * b.combine_b), each, ranks, nics);
     move += k->ffn_layers * port;
     double elems = k->ffn_layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, dense, experts);
-    double tail = tail_ns(p, att_elems(p, k), n * p->tuple->replicas, all, ranks, nics, many_nodes(p)) +
-                  tail_ns(p, elems, p->tuple->replicas, all, ranks, nics, many_nodes(p));
+    double tail = tail_ns(p, att_elems(p, k), n * p->tuple->replicas, all, (double)nics / ranks, many_nodes(p)) +
+                  tail_ns(p, elems, p->tuple->replicas, all, (double)nics / ranks, many_nodes(p));
     z = max2(z, max2(busy, move) + tail);
   }
-  return memory_ns(p, PLAN_A | PLAN_F, n, n, z) + more_fill_ns(p, n);
+  return memory_ns(p, PLAN_A | PLAN_F, n, n, z) + price_more_fill(p, n);
 }
 
 /* ---- bounds ---- */
@@ -534,7 +543,7 @@ double price_att_least(const Price *p, int att_n)
   int seqs = (int)moe_part_max(price_mb_seqs(p, att_n), least);
   double most = 0;
   for (int i = 0; i < p->kinds.n_att; i++) {
-    most = max2(most, att_compute_ns(p, i, seqs));
+    most = max2(most, price_att_compute(p, i, seqs));
   }
   return price_micro_batches(p, att_n) * most;
 }
@@ -545,7 +554,7 @@ double price_ffn_least(const Price *p, int att_n, int ffn_n)
   for (int i = 0; i < p->kinds.n_ffn; i++) {
     most = p->kinds.ffn[i].ffn_layers > most ? p->kinds.ffn[i].ffn_layers : most;
   }
-  return most * ffn_layer_ns(p, least, price_mb_seqs(p, att_n)) + price_ffn_launches(p, att_n);
+  return most * price_ffn_compute(p, least, price_mb_seqs(p, att_n)) + price_ffn_launches(p, att_n);
 }
 
 /* ---- set-up ---- */

@@ -35,6 +35,8 @@ enum { MAX_KINDS = 256, MEMO = 1024 };
 typedef struct Kinds {
   const Kind *att, *ffn; /* colocated: att[i] and ffn[i] are the same group */
   int n_att, n_ffn;
+  const short *att_kind, *ffn_kind; /* of each group */
+  int head;                         /* attention group of the head */
 } Kinds;
 
 /* Prices that come up again and again, by ranks per FFN group or by sequences; 0: not known yet. */
@@ -46,6 +48,14 @@ typedef struct Memo {
   int seqs;
 } Memo;
 
+/* A mixed layout in numbers: ranks of an FFN group on one node and rows that reach one of them per token, at most;
+   places that a token of a layer goes to, and the share of its rows that leave the node. on = 0: not mixed, groups are
+   alone on their nodes. */
+typedef struct Mix {
+  int on;
+  double rows_in, rows, far;
+} Mix;
+
 typedef struct Price {
   const Spec *spec;
   const ShapeSpec *shape;
@@ -53,6 +63,7 @@ typedef struct Price {
   const Tuple *tuple;
   Kinds kinds;
   Memo *memo;
+  Mix mix;
   double chain; /* longest dependent chain of one micro-batch, at least */
   double fill;  /* until the last group has work, and while the first has none left; at least */
 } Price;
@@ -78,6 +89,44 @@ double price_att(const Price *, int att_n, int att_nics, int ffn_n);
 double price_ffn(const Price *, int att_n, int ffn_n, int ffn_nics);
 double price_ffn_launches(const Price *, int att_n); /* per step, to be added to price_ffn */
 double price_both(const Price *, int n, int nics);   /* colocated */
+
+/* ---- parts of prices: plan_price.c, for plan_mixed.c ---- */
+
+typedef struct Bytes {
+  double dispatch, dispatch_b, combine, combine_b; /* per token and layer */
+} Bytes;
+Bytes price_bytes(const Price *, double rows, double pairs);
+
+/* Most of a port's rate that messages of the size between two ranks reach. */
+double price_reached(const Price *, const Curve *, int att_n, int ffn_n);
+
+double price_att_compute(const Price *, int kind, int seqs);     /* one micro-batch */
+double price_ffn_compute(const Price *, int ffn_n, int mb_seqs); /* one layer of all micro-batches, without launches */
+double price_att_tail(const Price *, int kind, int att_n, int ffn_n, double nics_per_rank);
+double price_ffn_tail(const Price *, int kind, int att_n, int ffn_n, double nics_per_rank);
+double price_more_fill(const Price *, int ffn_n);
+
+/* With what fits in memory, a side whose busiest rank takes z takes max(z, base + slope z). base: INFINITY where not
+   one micro-batch fits. */
+typedef struct Room {
+  double base, slope;
+} Room;
+Room price_room(const Price *, int roles, int att_n, int ffn_n);
+
+/* ---- mixed layouts: plan_mixed.c ---- */
+
+typedef struct Mixed Mixed;
+Mixed *mixed_new(Arena *, const Price *);
+
+/* Ranks of both sides over the nodes. False if that cannot be: some node would lack a side. */
+bool mixed_set(Mixed *, int att_n, int ffn_n);
+
+/* Both sides with so many NICs of every node, by the sizes last set. */
+double mixed_att(const Mixed *, int node_nics);
+double mixed_ffn(const Mixed *, int node_nics); /* launches not included */
+
+/* price_memory of the sizes last set. */
+int64_t mixed_memory(const Mixed *, int role);
 
 /* Bytes on the fullest rank of a side with the least micro-batches in flight. */
 int64_t price_memory(const Price *, int roles, int att_n, int ffn_n);
@@ -112,9 +161,12 @@ typedef struct Columns {
 IntList space_counts(const Space *, const Tuple *, bool att); /* ranks per group that a side may have */
 int space_ranks(const Space *, bool att, int p, int n);       /* of all p groups, n in each or as pinned */
 int space_nics(const Space *, const Tuple *, int ranks);      /* of a side with so many ranks */
-bool space_mixed(const Space *, const Tuple *, int n, int m); /* mixed groups of these sizes can be placed */
+bool space_mixed(const Space *, const Tuple *, int n, int m); /* mixed groups of these sizes may be tried */
 
-/* The columns whose times are within the limit. */
+/* Ranks per FFN group beside attention groups of n in a mixed layout. */
+void space_partners(const Space *, const Tuple *, int n, int *least, int *most);
+
+/* The columns whose times are within the limit; of mixed ones those that no other has beaten. */
 void space_columns(const Space *, const Price *, double limit, Columns *);
 
 #endif

@@ -152,9 +152,43 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
   fprintf(out, "%s\n\n", shards[plan->optimizer_shard]);
 }
 
+/* "3": every node has so many ranks of a side; "3-4": as many or between. */
+static void print_on_nodes(const Plan *plan, int role, FILE *out)
+{
+  int least = 0, most = 0, on = 0, node = -1;
+  for (int rank = 0; rank <= plan->replica_ranks; rank++) {
+    const PlanGroup *g = plan->groups;
+    while (rank < plan->replica_ranks && rank >= g->first_rank + g->n_ranks) {
+      g++;
+    }
+    bool mine = rank < plan->replica_ranks && (g->role & role);
+    int here = mine ? plan_node_of(plan, rank) : -1;
+    if (here != node && node >= 0) {
+      least = least == 0 || on < least ? on : least;
+      most = on > most ? on : most;
+    }
+    on = here == node ? on + 1 : 1;
+    node = here;
+  }
+  fprintf(out, least == most ? "%d" : "%d-%d", least, most);
+}
+
+static void print_nodes(const Plan *plan, FILE *out)
+{
+  if (plan->placement != PLACE_MIXED || plan->replica_ranks <= plan->ranks_per_node) {
+    return;
+  }
+  fprintf(out, "on each node: ");
+  print_on_nodes(plan, PLAN_A, out);
+  fprintf(out, " attention and ");
+  print_on_nodes(plan, PLAN_F, out);
+  fprintf(out, " FFN GPUs; NICs of all nodes: %d and %d\n\n", plan_nics(plan, PLAN_A), plan_nics(plan, PLAN_F));
+}
+
 void plan_print(const Spec *spec, const Plan *plan, FILE *out)
 {
   print_head(spec, plan, out);
+  print_nodes(plan, out);
   fprintf(out, "%-6s %-9s %4s  %-28s %10s %10s %10s %10s %10s %10s %10s\n", "group", "ranks", "NICs", "layers",
           "weights", "gradients", "optimizer", "activat.", "buffers", "workspace", "total");
   for (int i = 0; i < plan->n_groups; i++) {
@@ -233,6 +267,13 @@ static json_t *group_json(const Spec *spec, const Plan *plan, const PlanGroup *g
   json_object_set_new(o, "role", json_string(plan_role_letters(g->role)));
   json_object_set_new(o, "index", json_integer(g->index));
   json_object_set_new(o, "ranks", ranks);
+  if (plan->placement == PLACE_MIXED) {
+    json_t *nodes = json_array();
+    for (int r = 0; r < g->n_ranks; r++) {
+      json_array_append_new(nodes, json_integer(plan_node_of(plan, g->first_rank + r)));
+    }
+    json_object_set_new(o, "nodes", nodes);
+  }
   json_object_set_new(o, "layers", layers);
   json_object_set_new(o, "memory", memory_json(&g->memory));
   return o;

@@ -3,6 +3,7 @@
    are never priced, and a pair is dropped as soon as one side's compute alone takes too long. The program of the tuple
    that wins is then solved as the mixed-integer program it is (plan_milp.c), which must agree. Ties: fewest ranks, then
    the first tuple. */
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -269,17 +270,23 @@ static void measure_shortage(Search *s, Price *p, const Tuple *tuples, int n_tup
     init_price(s, p, t);
     bool both = t->place == PLACE_COLOCATED;
     IntList att = space_counts(space, t, true), ffn = space_counts(space, t, false);
+    Mixed *mixed = t->place == PLACE_MIXED && !t->single ? mixed_new(space->arena, p) : NULL;
     for (int a = 0; a < att.n; a++) {
-      for (int f = 0; f < ffn.n; f++) {
+      int least = 0, most = INT_MAX;
+      if (mixed) {
+        space_partners(space, t, att.v[a], &least, &most);
+      }
+      for (int f = 0; f < ffn.n && ffn.v[f] <= most; f++) {
         int m = att.v[a], n = ffn.v[f];
         int ranks = space_ranks(space, true, t->p_att, m) + (both ? 0 : space_ranks(space, false, t->p_ffn, n));
-        bool mixed = t->place == PLACE_MIXED && !t->single;
-        if (ranks > t->ranks || (t->exact && ranks != t->ranks) || (both && m != n) ||
-            (mixed && !space_mixed(space, t, m, n)) || left-- < 0) {
+        if (n < least || ranks > t->ranks || (t->exact && ranks != t->ranks) || (both && m != n) ||
+            (mixed && (space->nodes.nics < 2 || !space_mixed(space, t, m, n) || !mixed_set(mixed, m, n))) ||
+            left-- < 0) {
           continue;
         }
-        int64_t need_a = price_memory(p, both ? PLAN_A | PLAN_F : PLAN_A, m, n);
-        int64_t need_f = both ? 0 : price_memory(p, PLAN_F, m, n), need = need_a > need_f ? need_a : need_f;
+        int64_t need_a = mixed ? mixed_memory(mixed, PLAN_A) : price_memory(p, both ? PLAN_A | PLAN_F : PLAN_A, m, n);
+        int64_t need_f = both ? 0 : mixed ? mixed_memory(mixed, PLAN_F) : price_memory(p, PLAN_F, m, n);
+        int64_t need = need_a > need_f ? need_a : need_f;
         if (!out->any || need < out->need) {
           *out = (Shortage){true,        need,     both ? PLAN_A | PLAN_F : need_a > need_f ? PLAN_A : PLAN_F,
                             t->replicas, t->p_att, t->p_ffn,

@@ -84,6 +84,9 @@ bool plan_same_placement(const Spec *spec, const Plan *a, const Plan *b)
       !same_ints(a->combine_group, b->combine_group, a->ways * layers)) {
     return false;
   }
+  if (!same_ints(a->seat, b->seat, a->replica_ranks)) {
+    return false;
+  }
   for (int g = 0; g < a->n_groups; g++) {
     const PlanGroup *x = &a->groups[g], *y = &b->groups[g];
     if (x->role != y->role || x->first_rank != y->first_rank || x->n_ranks != y->n_ranks) {

@@ -91,7 +91,7 @@ static void add_placements(Listing *s, Tuple t)
     t.place = place == PLACE_MIXED ? PLACE_MIXED : PLACE_SEPARATE;
     add_tuple(s, t);
   }
-  if (place != PLACE_SEPARATE && !t.single && t.p_att == t.p_ffn) {
+  if (place != PLACE_SEPARATE && !t.single) {
     t.place = PLACE_MIXED;
     add_tuple(s, t);
   }

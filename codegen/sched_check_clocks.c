@@ -253,8 +253,8 @@ static int set_up(const Check *c, int group, Observed *o)
     }
   }
   for (int q = 0; q < c->plan->replicas; q++) {
-    int first = q * c->plan->replica_ranks + ranks->first_rank, per = c->plan->ranks_per_node;
-    spread |= first / per != (first + ranks->n_ranks - 1) / per;
+    int first = q * c->plan->replica_ranks + ranks->first_rank;
+    spread |= plan_node_of(c->plan, first) != plan_node_of(c->plan, first + ranks->n_ranks - 1);
   }
   int played = ranks->n_ranks == 1 ? 1 : own && node && spread ? MAX_PLAYED : MATE + 1;
   o->peer[group] = o->dims;

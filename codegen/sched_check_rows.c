@@ -52,7 +52,7 @@ static bool relayed_layer(const Plan *plan, int ffn)
   for (int q = 0; plan->dedup == DEDUP_NODE && q < plan->replicas; q++) {
     for (int r = 0; r + 1 < group->n_ranks; r++) {
       int rank = q * plan->replica_ranks + group->first_rank + r;
-      if (rank / plan->ranks_per_node == (rank + 1) / plan->ranks_per_node) {
+      if (plan_node_of(plan, rank) == plan_node_of(plan, rank + 1)) {
         return true;
       }
     }

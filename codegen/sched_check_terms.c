@@ -269,12 +269,14 @@ static void follow_all(Terms *t)
   }
 }
 
-/* The FFN group begins `phase` ranks into a node. */
+/* The replica begins `phase` GPUs into a node. */
 static void place_nodes(Terms *t, int phase)
 {
-  int per = t->c->plan->ranks_per_node;
+  const Plan *plan = t->c->plan;
+  const int *seat = plan->seat + plan->groups[t->path.ffn].first_rank;
+  int per = plan->ranks_per_node;
   for (int r = 0; r < t->n; r++) {
-    bool same = t->path.relayed && r > 0 && (phase + r) / per == (phase + r - 1) / per;
+    bool same = t->path.relayed && r > 0 && (phase + seat[r]) / per == (phase + seat[r - 1]) / per;
     t->node_begin[r] = same ? t->node_begin[r - 1] : r;
   }
   for (int r = t->n - 1; r >= 0; r--) {
@@ -283,7 +285,7 @@ static void place_nodes(Terms *t, int phase)
   }
 }
 
-/* A path in replicas whose FFN group begins `phase` ranks into a node, with so many sequences. */
+/* A path in replicas that begin `phase` GPUs into a node, with so many sequences. */
 static void check_path(Check *c, const Path *path, int layer, int phase, int64_t seqs)
 {
   const Plan *plan = c->plan;
@@ -312,11 +314,10 @@ static void check_path_everywhere(Check *c, const Path *path, int layer)
 {
   const Plan *plan = c->plan;
   int64_t per_node = path->relayed ? plan->ranks_per_node : 1;
-  int first = path->ffn < 0 ? 0 : plan->groups[path->ffn].first_rank;
   int64_t global = plan->shape->global_batch;
   bool *done = arena_new_array(c->arena, bool, (size_t)per_node *(size_t)(plan->mb_seqs + 1));
   for (int q = 0; q < plan->replicas && c->reported == 0; q++) {
-    int64_t phase = ((int64_t)q * plan->replica_ranks + first) % per_node;
+    int64_t phase = (int64_t)q * plan->replica_ranks % per_node;
     int64_t mine = moe_part_size(global, plan->replicas, q), last = mine % plan->mb_seqs;
     const int64_t seqs[] = {mine < plan->mb_seqs ? mine : plan->mb_seqs, last};
     for (int i = 0; i < 2; i++) {

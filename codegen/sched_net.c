@@ -347,7 +347,7 @@ static bool is_relayed(const Plan *plan, int layer)
   for (int q = 0; q < plan->replicas; q++) {
     int first = q * plan->replica_ranks + group->first_rank;
     for (int rank = first + 1; rank < first + group->n_ranks; rank++) {
-      if (rank / plan->ranks_per_node == (rank - 1) / plan->ranks_per_node) {
+      if (plan_node_of(plan, rank) == plan_node_of(plan, rank - 1)) {
         return true;
       }
     }

@@ -16,13 +16,15 @@ int64_t moe_emu_ns(const MoeRank *me, int32_t op, double scale)
   return (int64_t)((double)me->bundle->emu->op_ns[me->group_id][op] * scale + 0.5);
 }
 
-/* Whether two ranks share a node. Within a replica nodes are counted from its first rank on, as everywhere. */
+/* Whether two ranks share a node. Within a replica nodes are counted from its first GPU on, as everywhere. */
 static bool near(const MoeBundle *b, int32_t rank, int32_t other)
 {
   int32_t n = b->replica_ranks;
   int32_t per = b->emu->ranks_per_node;
   bool same_replica = rank / n == other / n;
-  return same_replica ? rank % n / per == other % n / per : rank / per == other / per;
+  int32_t gpu = b->seat[rank % n];
+  int32_t other_gpu = b->seat[other % n];
+  return same_replica ? gpu / per == other_gpu / per : (rank / n * n + gpu) / per == (other / n * n + other_gpu) / per;
 }
 
 double moe_emu_message(const MoeRank *me, int32_t op, int32_t peer_rank, double scale, int64_t *latency_ns_p)

@@ -100,6 +100,9 @@ typedef struct MoeBundle {
   int32_t replicas;
   int32_t replica_ranks;
   int32_t ranks_per_node;
+  /* [replica_ranks] GPU of the replica that a rank has; of all GPUs, replica q's are q * replica_ranks and on, and a
+     node is ranks_per_node of them in a row. */
+  const int32_t *seat;
   int32_t n_groups;
   const MoeGroup *groups;
   int32_t n_layers;

@@ -1,5 +1,5 @@
-/* Ranks, groups, nodes and holders. Rank r of a group in replica q is q * replica_ranks + first_rank + r; a node is a
-   run of ranks_per_node ranks of one replica. */
+/* Ranks, groups, nodes and holders. Rank r of a group in replica q is q * replica_ranks + first_rank + r; a node is
+   ranks_per_node GPUs in a row, of which `seat` gives each rank one. */
 #include "runtime/topo.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ int32_t moe_rank_in(const MoeRank *me, int32_t group_id, int32_t index)
 
 int32_t moe_node_of(const MoeBundle *b, int32_t group_id, int32_t index)
 {
-  return b->ranks_per_node > 0 ? (b->groups[group_id].first_rank + index) / b->ranks_per_node : 0;
+  return b->ranks_per_node > 0 ? b->seat[b->groups[group_id].first_rank + index] / b->ranks_per_node : 0;
 }
 
 int32_t moe_node_first(const MoeBundle *b, int32_t group_id, int32_t *node_first)

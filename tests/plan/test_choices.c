@@ -383,26 +383,51 @@ static void order_of_gpus_does_not_matter(void **state)
 
 /* ---- layouts and places ---- */
 
-/* Groups that are whole nodes can take turns: A0 F0 A1 F1. */
-static void mixed_takes_whole_nodes(void **state)
+/* Nodes of a mixed plan: how many ranks of a side are on each, and that a group is a run of them. */
+static void check_spread(const Plan *plan, int role, const int *wanted, int nodes)
+{
+  int on[16] = {0};
+  for (int g = 0; g < plan->n_groups; g++) {
+    const PlanGroup *group = &plan->groups[g];
+    for (int r = 0; (group->role & role) && r < group->n_ranks; r++) {
+      int rank = group->first_rank + r;
+      on[plan_node_of(plan, rank)]++;
+      assert_true(r == 0 || plan_node_of(plan, rank) >= plan_node_of(plan, rank - 1));
+      assert_in_range(plan_gpu_of(plan, rank), 0, plan->ranks_per_node - 1);
+    }
+  }
+  for (int node = 0; node < nodes; node++) {
+    assert_int_equal(on[node], wanted[node]);
+  }
+}
+
+static void mixed_puts_both_sides_on_every_node(void **state)
 {
   (void)state;
-  ShapeSpec shape;
-  Spec spec = small_spec(&shape);
-  int two[] = {2, 2};
-  spec.plan.placement = PLACE_MIXED;
-  spec.plan.ranks_per_node = 2;
-  spec.plan.attention_gpus = spec.plan.ffn_gpus = two;
-  spec.plan.n_attention_gpus = spec.plan.n_ffn_gpus = 2;
-  Run r = run_plan(&spec, SYSTEM_AF_PIPE, 1);
-  assert_int_equal(r.n, 1);
-  assert_string_equal(plan_placement_name(r.plans[0].placement), "mixed");
-  static const int first[] = {0, 4, 2, 6};
-  for (int g = 0; g < 4; g++) {
-    assert_int_equal(r.plans[0].groups[g].first_rank, first[g]);
-    assert_int_equal(r.plans[0].groups[g].n_ranks, 2);
+  static const struct {
+    int per, att, ffn, stages, att_on[4], ffn_on[4];
+  } cases[] = {{2, 2, 2, 2, {1, 1, 1, 1}, {1, 1, 1, 1}},
+               {4, 2, 6, 1, {1, 1}, {3, 3}},
+               {4, 3, 5, 1, {1, 2}, {3, 2}},
+               {8, 1, 3, 2, {2}, {6}}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    ShapeSpec shape;
+    Spec spec = small_spec(&shape);
+    int att[] = {cases[i].att}, ffn[] = {cases[i].ffn};
+    spec.plan.placement = PLACE_MIXED;
+    spec.plan.ranks_per_node = cases[i].per;
+    spec.plan.attention_gpus = att;
+    spec.plan.ffn_gpus = ffn;
+    spec.plan.n_attention_gpus = spec.plan.n_ffn_gpus = 1;
+    spec.plan.attention_stages = spec.plan.ffn_stages = cases[i].stages;
+    spec.plan.replicas = 1;
+    Run r = run_plan(&spec, SYSTEM_AF_PIPE, 1);
+    assert_int_equal(r.n, 1);
+    assert_string_equal(plan_placement_name(r.plans[0].placement), "mixed");
+    check_spread(&r.plans[0], PLAN_A, cases[i].att_on, 8 / cases[i].per);
+    check_spread(&r.plans[0], PLAN_F, cases[i].ffn_on, 8 / cases[i].per);
+    end_run(&r);
   }
-  end_run(&r);
 }
 
 static char *errors_of(const char *plan_block, int gpus)
@@ -551,7 +576,7 @@ int main(void)
       cmocka_unit_test(more_of_anything_is_never_slower),
       cmocka_unit_test(scaled_times_keep_the_plan),
       cmocka_unit_test(order_of_gpus_does_not_matter),
-      cmocka_unit_test(mixed_takes_whole_nodes),
+      cmocka_unit_test(mixed_puts_both_sides_on_every_node),
       cmocka_unit_test(errors_have_a_place),
       cmocka_unit_test(explanations_name_what_binds),
       cmocka_unit_test(rows_that_leave_are_compared_with_rows_that_leave),

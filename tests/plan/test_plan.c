@@ -483,7 +483,7 @@ static void json_has_the_contracts_keys(void **state)
 static void the_checker_sees_damage(void **state)
 {
   (void)state;
-  for (int damage = 0; damage <= 12; damage++) {
+  for (int damage = 0; damage <= 14; damage++) {
     ShapeSpec shape;
     Spec spec = small_spec(&shape);
     spec.plan.attention_stages = spec.plan.ffn_stages = 2;
@@ -528,6 +528,12 @@ static void the_checker_sees_damage(void **state)
       break;
     case 12:
       p->att_group[4] = 9;
+      break;
+    case 13:
+      p->seat[1] = p->seat[0];
+      break;
+    case 14:
+      p->seat[p->replica_ranks - 1] = p->replica_ranks;
       break;
     default:
       break;

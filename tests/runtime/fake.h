@@ -13,6 +13,7 @@ typedef struct FakeLayout {
   int seq;
   int rpn; /* ranks per node; with relay != 0, layers are relayed where nodes share ranks */
   int relay;
+  int mixed;     /* every node hosts its share of both sides; replicas are whole nodes */
   int colocated; /* both roles on every group: a ranks, pa groups */
   int join;      /* outputs are summed at their origin and sent on from there */
   int ways;      /* 2: the second half of the micro-batches crosses the groups in reverse */
@@ -43,6 +44,7 @@ typedef struct FakeShape {
   MoeOp ops[FAKE_GROUPS][FAKE_OPS];
   MoeGroup groups[FAKE_GROUPS];
   MoeChan chans[FAKE_CHANS];
+  int32_t seat[64];
   int16_t att_group[2 * (FAKE_LAYERS + 1)], ffn_group[2 * FAKE_LAYERS], combine_group[2 * FAKE_LAYERS];
 } FakeShape;
 

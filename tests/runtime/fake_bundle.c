@@ -145,7 +145,7 @@ static bool relayed(int group)
 {
   const MoeGroup *g = &fake->groups[group];
   for (int i = 1; fake->layout.relay && fake->layout.rpn > 0 && i < g->n_ranks; i++) {
-    if ((g->first_rank + i) / fake->layout.rpn == (g->first_rank + i - 1) / fake->layout.rpn) {
+    if (fake->seat[g->first_rank + i] / fake->layout.rpn == fake->seat[g->first_rank + i - 1] / fake->layout.rpn) {
       return true;
     }
   }
@@ -492,6 +492,12 @@ static void make_groups(void)
   }
   fake->made.n_groups = n;
   fake->made.replica_ranks = rank;
+  int att = l->a * l->pa;
+  int given[2] = {0, att};
+  for (int seat = 0; seat < rank; seat++) { /* a GPU goes to the side that is behind its share */
+    bool of_att = (seat + 1) * att / rank > seat * att / rank;
+    fake->seat[l->mixed ? given[!of_att]++ : seat] = seat;
+  }
   make_maps();
 }
 
@@ -507,6 +513,7 @@ static void make_shape(const FakeLayout *layout, int number)
                            .system = "fake",
                            .replicas = layout->replicas,
                            .ranks_per_node = layout->rpn,
+                           .seat = fake->seat,
                            .groups = fake->groups,
                            .n_layers = layout->layers,
                            .ways = layout->ways,

@@ -34,6 +34,7 @@ static bool parse_shape(FakeLayout *l, const char *text)
               {"short", &l->short_by},
               {"seq", &l->seq},
               {"rpn", &l->rpn},
+              {"mixed", &l->mixed},
               {"relay", &l->relay},
               {"colocated", &l->colocated},
               {"join", &l->join},

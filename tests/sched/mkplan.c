@@ -115,9 +115,19 @@ void mk_plan(Arena *arena, const MkPlan *mk, const Spec *spec, Plan *plan)
     most = att && group->n_ranks > most ? group->n_ranks : most;
   }
   plan->nic_ranks = arena_new_array(arena, int, (size_t)plan->replica_ranks);
+  plan->seat = arena_new_array(arena, int, (size_t)plan->replica_ranks);
   plan->n_nics = plan->replica_ranks;
   for (int i = 0; i < plan->n_nics; i++) {
     plan->nic_ranks[i] = i;
+  }
+  int n = plan->replica_ranks, att = 0, given = 0;
+  for (int g = 0; mk->mixed && g < mk->p_att; g++) {
+    att += plan->groups[g].n_ranks;
+  }
+  for (int seat = 0; seat < n; seat++) { /* to the side that is behind its share */
+    bool mine = (seat + 1) * att / n > given;
+    plan->seat[!mk->mixed ? seat : mine ? given : att + seat - given] = seat;
+    given += mine;
   }
   if (origin) {
     map_stages(arena, mk, plan);

@@ -15,6 +15,7 @@ typedef struct MkPlan {
   int micro_batches;
   int in_flight;      /* 0: all */
   int ranks_per_node; /* 0: 8 */
+  bool mixed;         /* every node hosts its share of both sides */
   bool node;          /* node-deduplicated */
   bool colocated;     /* groups have both roles; p_ffn and n are not read */
   bool tied;

@@ -89,7 +89,8 @@ static bool meets(const Ranks *r, int rank, int peer, const MoeOp *op)
     return rank / per == peer / per && group_of(r, peer) == op->peer;
   case MOE_PAIRS_NODE:
     return rank / per == peer / per && group_of(r, peer) == g &&
-           rank / plan->ranks_per_node == peer / plan->ranks_per_node;
+           (rank / per * per + plan->seat[rank % per]) / plan->ranks_per_node ==
+               (peer / per * per + plan->seat[peer % per]) / plan->ranks_per_node;
   case MOE_PAIRS_HOLDERS:
     return rank != peer && holds(r, rank, op, index) && holds(r, peer, op, index);
   default:

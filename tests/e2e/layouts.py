@@ -6,6 +6,7 @@
   layouts.py systems    every pair of choices of the systems that hold attention and experts on the same ranks
   layouts.py systems_full   the whole matrix of those
   layouts.py routing    forced and degenerate routing, odd lengths and sizes
+  layouts.py mixed      both sides on every node: one pair of groups or several, alike on all nodes or not, relayed
   layouts.py few        a handful of both, for programs built with a sanitizer (--build "--cflags=... --runtime=...")
   layouts.py repeat     the same plan twice, and with poisoned memory: the same bits
 
@@ -268,9 +269,20 @@ ROUTING = [
 ]
 
 
+# place="mixed": every node hosts its share of both sides.
+MIXED = [
+    dict(ratio=(2, 6), node=4),                                   # 1 + 3 ranks on each node
+    dict(ratio=(3, 5), node=4, mbs=3, seq=17),                    # 1 + 3 and 2 + 2
+    dict(ratio=(2, 4), node=6, p_att=2, p_ffn=2, replicas=2, tail=1),
+    dict(ratio=(3, 3), node=4, p_att=2, p_ffn=2, mbs=3),          # groups begin in the middle of a node
+    dict(ratio=(2, 2), node=4, p_att=1, p_ffn=3, capacity=0.25, experts=5, tied="true"),
+    dict(system="afd", ratio=(3, 9), node=6, mbs=3, experts=9, router="topk_softmax"),
+]
+
+
 FEW = [
     dict(ratio=(2, 3), p_att=2, p_ffn=3, mbs=3, uneven=True), dict(ratio=(2, 4), node=2, replicas=2, tail=1),
-    dict(ratio=(2, 2), place="colocated", p_att=2, tail=1), dict(seq=1, ratio=(1, 4)),
+    dict(ratio=(3, 5), place="mixed", node=4), dict(ratio=(2, 2), place="colocated", p_att=2, tail=1), dict(seq=1, ratio=(1, 4)),
     dict(capacity=0.25, vocab=257, tied="true", qk_norm="none", router="topk_softmax", experts=5, ratio=(3, 2), p_att=2, seq=33),
     dict(system="dualpipe", p=2, ep=2, mbs=4, tail=1), dict(system="tutel", chunks=3, p=2, ep=2, mbs=3),
     dict(system="megatron", p=2, v=2, ep=2, mbs=4, replicas=2, node=2),
@@ -312,7 +324,7 @@ def repeat(runner):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["pairwise", "full", "systems", "systems_full", "routing", "few", "repeat"])
+    parser.add_argument("what", choices=["pairwise", "full", "systems", "systems_full", "routing", "mixed", "few", "repeat"])
     for flag in ("--moec", "--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--build", default="", help="more options for `moec build`")
@@ -322,7 +334,7 @@ def main():
     if args.what == "repeat":
         repeat(runner)
     else:
-        cases = {"routing": ROUTING, "few": FEW}.get(args.what) or matrix(args.what.startswith("systems"))
+        cases = {"routing": ROUTING, "few": FEW, "mixed": [dict(c, place="mixed") for c in MIXED]}.get(args.what) or matrix(args.what.startswith("systems"))
         for c in pairwise(cases) if args.what in ("pairwise", "systems") else cases:
             runner.check(c)
     print(f"{runner.done - len(runner.failed)} passed, {len(runner.failed)} failed")

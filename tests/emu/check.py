@@ -4,7 +4,8 @@
   check.py --moec MOEC --work DIR CASE [--build OPTION ...]
 
   overlay   every op of every rank is in the trace, and starts and ends where the schedule says, within 2 % of the step
-  variants  relays, replicas, slow or few NICs, mixed placement: executed within 5 % of simulated
+  variants  relays, replicas, slow or few NICs, mixed placement (pairs of groups on a node, one pair
+            on all, not the same on each): executed within 5 % of simulated
   scale     another time scale, the same executed step; a scale far too small for the machine is still counted rightly
   flags     options that have no meaning are refused, by one line and exit code 2
   repeat    same input, same bytes
@@ -102,6 +103,8 @@ def case_variants(bench):
         "slow": dict(nic=8),
         "few": dict(nics=2),
         "mixed": dict(placement="mixed"),
+        "mixed_sides": dict(placement="mixed", sizes=(2, 6)),
+        "mixed_uneven": dict(placement="mixed", sizes=(3, 5)),
     }
     for name, options in variants.items():
         off = bench.off(name, rehearse.spec_of("af_pipe", 8, **options))

@@ -44,12 +44,16 @@ LAYOUTS = {
 }
 
 
-def spec_of(system, ranks, layers=8, nic=40, nics=None, dense=0, shared=0, dedup=None, replicas=1, placement=None):
+def spec_of(system, ranks, layers=8, nic=40, nics=None, dense=0, shared=0, dedup=None, replicas=1, placement=None,
+            sizes=None):
+    """sizes: GPUs of one attention and one FFN group, in place of the layout's."""
     lay = LAYOUTS[ranks]
     if system in DISAGGREGATED:
         stages = 1 if system == "afd" else lay["stages"]
         size = lay["size"] * lay["stages"] // stages
         pins = f"stages = {stages};  attention_gpus = {size};  ffn_gpus = {size};  in_flight = 6"
+        if sizes:
+            pins = f"stages = 1;  attention_gpus = {sizes[0]};  ffn_gpus = {sizes[1]};  in_flight = 6"
         if placement:
             pins += f";  placement = {placement}"
     else:

@@ -196,7 +196,7 @@ static MoeStatus begin(MoeHfSave *s, const MoeBundle *b, const char *path, int64
 
 MoeStatus moe_hf_save_begin(MoeHfSave *s, const MoeBundle *b, const char *path, int64_t shard_bytes)
 {
-  *s = (MoeHfSave){0};
+  *s = (MoeHfSave){.chunk = 8 << 20};
   if (b->hf == NULL || b->hf->config == NULL) {
     moe_error("--save-hf: %s has no Hugging Face configuration: %s", b->model,
               b->hf != NULL && b->hf->why != NULL ? b->hf->why : "its family is not known");
@@ -234,13 +234,13 @@ static void fill(const MoeHfTarget *t, const MoeParam *p, const float *values, M
   }
 }
 
-/* All parameters of the bucket that share the unit of parameter `first`. */
-static MoeStatus write_unit(const MoeHfSave *s, const MoeBundle *b, const MoeHeld *h, int32_t first, uint8_t *chunk)
+/* All parameters of the bucket that share the unit of parameter `first`, so many rows of it at a time. */
+static MoeStatus write_unit(const MoeHfSave *s, const MoeBundle *b, const MoeHeld *h, int32_t first, int64_t rows,
+                            uint8_t *chunk)
 {
   const MoeHfTarget *unit = &s->targets[first];
   MoeStDtype dtype = s->tensors[unit->tensor].dtype;
   int64_t row_bytes = unit->unit_cols * (dtype == MOE_ST_F32 ? 4 : 2);
-  int64_t rows = MOE_HF_CHUNK / row_bytes;
   int32_t end = h->bucket->first_param + h->bucket->n_params;
   for (int64_t r = 0; r < unit->unit_rows; r += rows) {
     int64_t stop = r + rows < unit->unit_rows ? r + rows : unit->unit_rows;
@@ -270,13 +270,14 @@ static bool seen(const MoeHfSave *s, int32_t begin, int32_t i)
 
 MoeStatus moe_hf_save_bucket(const MoeHfSave *s, const MoeBundle *b, const MoeHeld *h)
 {
-  int64_t longest = 0;
+  int64_t longest = 1;
   int32_t begin = h->bucket->first_param;
   int32_t end = begin + h->bucket->n_params;
   for (int32_t i = begin; i < end; i++) {
     longest = s->targets[i].unit_cols > longest ? s->targets[i].unit_cols : longest;
   }
-  uint8_t *chunk = longest * 4 <= MOE_HF_CHUNK ? malloc(MOE_HF_CHUNK) : NULL;
+  int64_t rows = s->chunk / (longest * 4) > 0 ? s->chunk / (longest * 4) : 1;
+  uint8_t *chunk = malloc((size_t)(rows * longest * 4));
   if (chunk == NULL) {
     return out_of_memory(s->path);
   }
@@ -284,7 +285,7 @@ MoeStatus moe_hf_save_bucket(const MoeHfSave *s, const MoeBundle *b, const MoeHe
   int32_t units = 0;
   for (int32_t i = begin; i < end && status == MOE_OK; i++) {
     if (!seen(s, begin, i) && units++ % h->bucket->n_holders == h->holder) {
-      status = write_unit(s, b, h, i, chunk);
+      status = write_unit(s, b, h, i, rows, chunk);
     }
   }
   free(chunk);

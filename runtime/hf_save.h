@@ -29,16 +29,16 @@ typedef struct MoeHfSave {
   char **files;         /* their paths */
   int32_t n_shards;
   uint64_t bytes; /* of all tensors */
+  int64_t chunk;  /* bytes that a rank turns into the file's layout at a time, but one row at least */
 } MoeHfSave;
 
 /* Makes all files at their full size. The folder must not exist yet, or be empty. shard_bytes: most that a file's
    tensors take together, unless one alone takes more. */
 MoeStatus moe_hf_save_begin(MoeHfSave *, const MoeBundle *, const char *path, int64_t shard_bytes);
 
-/* Writes this rank's share of one bucket. Of the holders of a bucket each writes every n-th part; all hold the whole
-   bucket, and none holds a second copy of more than MOE_HF_CHUNK bytes. */
+/* Writes this rank's share of one bucket. Of the holders of a bucket, which all hold it whole, each writes every n-th
+ * part. */
 MoeStatus moe_hf_save_bucket(const MoeHfSave *, const MoeBundle *, const MoeHeld *);
-enum { MOE_HF_CHUNK = 1 << 20 };
 
 MoeStatus moe_hf_save_commit(MoeHfSave *, const MoeBundle *);
 void moe_hf_save_abandon(MoeHfSave *); /* frees; removes what is not committed */

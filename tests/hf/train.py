@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""The way of a user: a Hugging Face folder -> moec import -> moec build -> train --init, --save-hf -> the same folder, in
+one rank per side and in two, and after training another one.
+
+  train.py MOEC WORK
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import files
+import models
+
+moec, work = os.path.abspath(sys.argv[1]), sys.argv[2]
+
+CONFIG = dict(hidden_act="silu", num_hidden_layers=models.LAYERS, hidden_size=models.HIDDEN, vocab_size=models.VOCAB,
+              rms_norm_eps=1e-6, num_attention_heads=models.HEADS, num_key_value_heads=models.KV_HEADS, num_experts_per_tok=2,
+              rope_theta=10000.0, max_position_embeddings=64, torch_dtype="bfloat16", head_dim=models.HEAD_DIM)
+CONFIGS = dict(
+    qwen3_moe=dict(CONFIG, model_type="qwen3_moe", num_experts=models.EXPERTS, moe_intermediate_size=models.FFN, norm_topk_prob=True),
+    mixtral=dict(CONFIG, model_type="mixtral", num_local_experts=models.EXPERTS, intermediate_size=models.FFN))
+PLANS = {"1x1": "plan { schedule = af_pipe;  stages = 1;  attention_gpus = 1;  ffn_gpus = 1;  replicas = 1 }",
+         "2x2": "plan { schedule = af_pipe;  stages = 1;  attention_gpus = 2;  ffn_gpus = 2;  replicas = 1 }",
+         "1x1x2": "plan { schedule = af_pipe;  stages = 2;  attention_gpus = 1;  ffn_gpus = 1;  replicas = 1 }"}
+
+
+def run(*command, code=0):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != code:
+        sys.exit(f"FAIL: {' '.join(command)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def model_block(path):
+    """Between the name and the examples."""
+    with open(path) as f:
+        return re.search(r"model \w+ (\{.*\n\})", f.read(), re.S).group(1)
+
+
+def same(got, want, what):
+    for name in sorted(set(got) | set(want)):
+        if got.get(name) != want.get(name):
+            sys.exit(f"FAIL: {what}: {name} differs")
+
+
+def try_family(family):
+    home = f"{work}/{family}"
+    there = models.as_files(family, quiet(models.random_own(family, 3)))
+    files.write_folder(f"{home}/hf", there, 2)
+    with open(f"{home}/hf/config.json", "w") as f:
+        json.dump(CONFIGS[family], f)
+    run(moec, "import", f"{home}/hf", "-o", f"{home}/imported.moespec")
+    run(moec, "fmt", "--check", f"{home}/imported.moespec")
+    run(moec, "check", f"{home}/imported.moespec")
+    block = model_block(f"{home}/imported.moespec")
+    specs = os.path.relpath(f"{os.path.dirname(os.path.abspath(__file__))}/../../specs", home)
+    for name, plan in PLANS.items():
+        spec = f"{home}/{name}.moespec"
+        with open(spec, "w") as f:
+            f.write(f'use "{specs}/hardware/cpu.moespec"\nmodel m {block}\ncluster c {{ nodes = 1;  node = cpu_host }}\n'
+                    f"shape s {{ seq = 16;  micro_batch = 1;  global_batch = 4 }}\ntrain {{ dtype = bf16 }}\n{plan}\n")
+        run(moec, "build", spec, "-o", f"{home}/{name}", "-q")
+        train = f"{home}/{name}/train"
+        out = f"{home}/{name}.hf"
+        run(train, "--steps", "0", "--init", f"{home}/hf", "--save-hf", out, "--shard-bytes", "60000")
+        same(files.read_folder(out, 60000), there, f"{family} {name}")
+        run(moec, "import", out, "-o", f"{home}/again.moespec")
+        if model_block(f"{home}/again.moespec") != block:
+            sys.exit(f"FAIL: {family} {name}: the config that was saved says another model")
+    # it trains from there: other weights, and every layout's losses are those of the first
+    with open(f"{home}/data", "wb") as f:
+        f.write(bytes(i * i % models.VOCAB for i in range(4000)))
+    losses = []
+    for name in PLANS:
+        log = f"{home}/{name}.log"
+        run(f"{home}/{name}/train", "--steps", "1", "--init", f"{home}/hf", "--data", f"{home}/data", "--holdout", "0",
+            "--log", log, "--save-hf", f"{home}/{name}.trained")
+        with open(log) as f:
+            losses.append(json.loads(f.readline())["loss"])
+        trained = files.read_folder(f"{home}/{name}.trained", 10**10)
+        moved = sum(trained[t] != there[t] for t in there)
+        if set(trained) != set(there) or moved < len(there) // 2:
+            sys.exit(f"FAIL: {family} {name}: after a step {moved} of {len(there)} tensors are others")
+    if max(losses) - min(losses) > 0.01: # bf16 messages, sums in another order
+        sys.exit(f"FAIL: {family}: the layouts' losses from the same weights are {losses}")
+    print(f"{family}: {len(there)} tensors equal in {len(PLANS)} layouts, loss {losses[0]:.3f}")
+    wrong = dict(there)
+    del wrong["lm_head.weight"]
+    files.write_folder(f"{home}/wrong", wrong)
+    text = run(f"{home}/1x1/train", "--steps", "0", "--init", f"{home}/wrong", "--save-hf", f"{home}/none", code=1)
+    if "missing in" not in text or "lm_head.weight" not in text or os.path.exists(f"{home}/none"):
+        sys.exit(f"FAIL: a missing tensor: {text}")
+
+
+def quiet(own):
+    """Random bits are numbers up to 1e38; a model that can run has small ones: exponents from 2^-20 to 2^-5, gains near 1."""
+    for name, (shape, bits) in own.items():
+        for i, b in enumerate(bits):
+            bits[i] = (0x3f80 | b & 0x3f) if "norm" in name else b & 0x807f | 0x3580 + (b >> 7 & 15) * 0x80
+    return own
+
+
+shutil.rmtree(work, ignore_errors=True)
+os.makedirs(work)
+for each in CONFIGS:
+    try_family(each)

@@ -257,7 +257,12 @@ static void read_yarn(Import *im, const json_t *scaling)
       "truncate"};
   rope->yarn = true;
   rope->factor = number_in(im, scaling, "factor", NAN);
-  rope->original = (int64_t)number_in(im, scaling, "original_max_position_embeddings", NAN);
+  double original = number_in(im, scaling, "original_max_position_embeddings", NAN);
+  if (original >= 1 && original <= 1e12) {
+    rope->original = (int64_t)original;
+  } else if (!isnan(original)) {
+    wrong(im, arena_printf(im->arena, "\"original_max_position_embeddings\" is %.15g; expected 1 to 1e12", original));
+  }
   rope->beta_fast = number_in(im, scaling, "beta_fast", 32);
   rope->beta_slow = number_in(im, scaling, "beta_slow", 1);
   rope->mscale = number_in(im, scaling, "mscale", 0);

@@ -27,7 +27,7 @@ int cli_schedule(Compile *c, int shape)
 void cli_print_choice(const Compile *c, FILE *out)
 {
   const Evaluation *e = &c->result;
-  Contender list[SYSTEM_COUNT];
+  Contender list[SYSTEM_COUNT] = {0};
   int refused = 0;
   for (int i = 0; i < e->n_outcomes; i++) {
     const Outcome *o = &e->outcomes[i];

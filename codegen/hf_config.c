@@ -267,7 +267,8 @@ const char *hf_config_text(Arena *arena, const Spec *spec, const char **why)
   fputc('{', t.to);
   key(&t, "architectures");
   fprintf(t.to, "[\"%s\"]", hf_family_class(family));
-  put_text(&t, "model_type", hf_family_name(family == FAMILY_KIMI_K2 ? FAMILY_DEEPSEEK_V3 : family)); /* the same code */
+  family = family == FAMILY_KIMI_K2 ? FAMILY_DEEPSEEK_V3 : family; /* the same code, which Transformers have */
+  put_text(&t, "model_type", hf_family_name(family));
   put_text(&t, "hidden_act", "silu");
   put_int(&t, "max_position_embeddings", positions(spec));
   put_keys(&t, m, family);

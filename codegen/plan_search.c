@@ -14,7 +14,7 @@ enum {
   CACHED_LAYERS = 512,
   SCRATCH_TUPLES = 64, /* after so many the memory of lists is given back */
   SHORTAGE_TRIALS = 400000,
-  PAIR_BUDGET = 1 << 24, /* pairs priced, after which the best so far is taken: by number, so that machines agree */
+  PAIR_BUDGET = 1 << 26, /* pairs priced, after which the best so far is taken: by number, so that machines agree */
   ALIKE = 2              /* candidates that differ in recomputation and the place of the optimizer's state alone */
 };
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "codegen/listener.h"
+#include "codegen/plan_int.h"
 #include "codegen/plan_shape.h"
 
 enum { MOST = 20, FULL = 6 };
@@ -191,9 +192,11 @@ void evaluate_for_cpu(Spec *spec)
 }
 
 /* Bytes that the fullest rank lacks once the schedule's own slots are counted; 0: it fits. The planner counts the slots
-   that an order should need, and orders of colocated systems can take a few more. */
-static int64_t lacks(Arena *arena, const Spec *spec, const Plan *plan, const Schedule *sched)
+   that an order should need, and messages and heads, and orders of colocated systems, can take a few more. With
+   `save`, groups give up as many saved slots as they lack, and *save says whether they could. */
+static int64_t lacks(const Spec *spec, Plan *plan, const Schedule *sched, bool *save)
 {
+  Arena *arena = arena_new();
   Plan copy = *plan;
   plan_copy_groups(arena, &copy);
   sched_memory(spec, sched, &copy);
@@ -201,8 +204,29 @@ static int64_t lacks(Arena *arena, const Spec *spec, const Plan *plan, const Sch
   for (int g = 0; g < copy.n_groups; g++) {
     int64_t more = copy.groups[g].memory.total - copy.groups[g].memory.limit;
     most = more > most ? more : most;
+    *save = *save && (more <= 0 || plan_save(spec, plan, g, more));
   }
+  arena_free(arena);
   return most;
+}
+
+/* A plan whose schedule takes more than there is gets another with fewer slots. */
+static bool try_to_fit(const Spec *spec, Plan *plan, Try *t, int64_t *more)
+{
+  bool save = !plan_system_colocated(plan->system), no = false;
+  if (!try_plan(spec, plan, t)) {
+    return false;
+  }
+  *more = lacks(spec, plan, &t->sched, &save);
+  if (*more > 0 && save) {
+    arena_free(t->arena);
+    cost_memory(spec, plan);
+    if (!try_plan(spec, plan, t)) {
+      return false;
+    }
+    *more = lacks(spec, plan, &t->sched, &no);
+  }
+  return true;
 }
 
 /* Errors go to `diag`. */
@@ -229,10 +253,10 @@ static int evaluate_own(Diag *diag, const Spec *own, int shape, SystemKind syste
   for (int i = 0; i < all && e->tried < FULL; i++) {
     Try t;
     double ops = ops_of(spec, plans[i].micro_batches);
-    if ((e->tried >= 2 && spent + ops > full_budget) || !try_plan(spec, &plans[i], &t)) {
+    int64_t more = 0;
+    if ((e->tried >= 2 && spent + ops > full_budget) || !try_to_fit(spec, &plans[i], &t, &more)) {
       continue;
     }
-    int64_t more = lacks(t.arena, spec, &plans[i], &t.sched);
     if (more > 0) {
       least = least == 0 || more < least ? more : least;
       arena_free(t.arena);

@@ -324,13 +324,16 @@ static void memory_att(const Spec *spec, const MemIn *in, int roles, MemoryTerms
   }
 
   int64_t saved = (in->live > 0 ? in->live : (int64_t)in->in_flight * layers) + (in->head ? 1 : 0);
-  int64_t dense_saved = in->live > 0 ? (in->att_dense ? in->live : 0) : (int64_t)in->in_flight * in->att_dense;
+  int64_t dense_saved = in->live == 0       ? (int64_t)in->in_flight * in->att_dense
+                        : in->under_way > 0 ? (int64_t)in->under_way * in->att_dense
+                        : in->att_dense > 0 ? in->live
+                                            : 0;
   int64_t work = PLAN_WORK_SLOTS;
   if (in->slots) {
     saved = in->slots->att_saved;
     work = in->slots->att_work;
-    dense_saved = dense_saved < saved ? dense_saved : saved;
   }
+  dense_saved = dense_saved < saved ? dense_saved : saved;
   m->activations += saved * att_saved_bytes(spec, in) + work * att_work_bytes(spec, in);
   m->activations += dense_saved * dense_saved_bytes(spec, in);
   if (in->slots) {
@@ -389,7 +392,7 @@ int64_t memory_need(const Spec *spec, const MemIn *in, int roles)
   return m.total;
 }
 
-int memory_cap(const Spec *spec, const MemIn *in, int roles)
+double memory_cap(const Spec *spec, const MemIn *in, int roles)
 {
   MemIn one = *in, two = *in;
   one.in_flight = 1;
@@ -399,6 +402,5 @@ int memory_cap(const Spec *spec, const MemIn *in, int roles)
   if (left < 0) {
     return 0;
   }
-  int64_t more = each > 0 ? left / each : INT32_MAX;
-  return more >= INT32_MAX ? INT32_MAX : (int)more + 1;
+  return each > 0 ? 1 + (double)left / (double)each : INT32_MAX;
 }

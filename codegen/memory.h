@@ -25,6 +25,7 @@ typedef struct MemIn {
   OptShard shard; /* never OPT_SHARD_AUTO */
   int in_flight;
   int live;              /* slots for a layer's micro-batch that must be kept; 0: in_flight for each layer */
+  int under_way;         /* micro-batches that may have slots at once; 0: any of them may be a dense layer's */
   const MemSlots *slots; /* or NULL: what the plan must have room for. With them messages do not count. */
   int own_ranks;         /* of the group itself */
 
@@ -47,9 +48,9 @@ void memory_terms(const Spec *, const MemIn *, int roles, MemoryTerms *);
 /* One slot of a message that the rank receives; of exchanges of gradients 0. */
 int64_t memory_message(const Spec *, const MemIn *, MoeEdge);
 
-/* Bytes with in.in_flight micro-batches, and the most micro-batches in flight that fit (0: not even one), for a rank
-   with the given roles. */
+/* Bytes with in.in_flight micro-batches, and the most micro-batches in flight whose saved slots fit (0: not even
+   one's), for a rank with the given roles. */
 int64_t memory_need(const Spec *, const MemIn *, int roles);
-int memory_cap(const Spec *, const MemIn *, int roles);
+double memory_cap(const Spec *, const MemIn *, int roles);
 
 #endif

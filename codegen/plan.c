@@ -40,25 +40,71 @@ static void explain(Diag *diag, const Spec *spec, const Shortage *s)
 
 /* ---- completion ---- */
 
-/* Twice as many micro-batches in flight as would keep the busiest group busy if none ever waited for another, if memory
-   holds them. */
+/* Bytes on the fullest rank of a group if it had so many saved slots on each side. */
+static int64_t need_with(const Spec *spec, const Plan *plan, PlanGroup *g, int live)
+{
+  int had = g->live;
+  g->live = live;
+  MemIn in = plan_mem_in(spec, plan, g, 1);
+  g->live = had;
+  return memory_need(spec, &in, g->role);
+}
+
+/* The most slots that fit, up to `most`; 0: not even one. */
+static int slots_that_fit(const Spec *spec, const Plan *plan, PlanGroup *g, int most)
+{
+  int fit = 0, not = most + 1;
+  while (not -fit > 1) {
+    int middle = fit == 0 && not > most ? most : fit + (not -fit) / 2;
+    bool fits = need_with(spec, plan, g, middle) <= spec->cluster.gpu.memory;
+    fit = fits ? middle : fit;
+    not = fits ? not : middle;
+  }
+  return fit;
+}
+
+/* Of the side that has more of them; 1 for the head alone. */
+static int most_layers(const Spec *spec, const Plan *plan, int group)
+{
+  int att = plan_layers(spec, plan, group, PLAN_A), ffn = plan_layers(spec, plan, group, PLAN_F);
+  return att > ffn ? att : ffn > 0 ? ffn : 1;
+}
+
+bool plan_save(const Spec *spec, Plan *plan, int group, int64_t bytes)
+{
+  PlanGroup *g = &plan->groups[group];
+  int layers = most_layers(spec, plan, group);
+  int64_t most = need_with(spec, plan, g, g->live) - bytes;
+  while (g->live >= layers && need_with(spec, plan, g, g->live) > most) {
+    g->live--;
+  }
+  int whole = g->live / layers, least = spec->plan.in_flight < plan->micro_batches ? spec->plan.in_flight : 1;
+  plan->in_flight = whole < plan->in_flight ? whole : plan->in_flight;
+  return plan->in_flight >= least && plan->in_flight >= 1;
+}
+
+/* Slots for twice as many micro-batches as would keep the busiest group busy if none ever waited for another, or for
+   the pinned number of them; of each group as many as its memory holds. */
 bool plan_set_in_flight(Diag *diag, const Spec *spec, Plan *plan)
 {
-  int pinned = spec->plan.in_flight, want = 2 * plan_in_flight_need(spec, plan), cap = plan->micro_batches;
-  const PlanGroup *tight = NULL;
+  int pinned = spec->plan.in_flight, want = pinned > 0 ? pinned : 2 * plan_in_flight_need(spec, plan);
+  want = want < plan->micro_batches ? want : plan->micro_batches;
+  int cap = want, of_tight = 0;
+  PlanGroup *tight = NULL;
   for (int i = 0; i < plan->n_groups; i++) {
-    MemIn in = plan_mem_in(spec, plan, &plan->groups[i], 1);
-    int fits = memory_cap(spec, &in, plan->groups[i].role);
-    tight = fits < cap ? &plan->groups[i] : tight;
-    cap = fits < cap ? fits : cap;
+    PlanGroup *g = &plan->groups[i];
+    int layers = most_layers(spec, plan, i);
+    g->live = slots_that_fit(spec, plan, g, want * layers);
+    if (g->live / layers < cap) {
+      cap = g->live / layers;
+      tight = g;
+      of_tight = layers;
+    }
   }
-  plan->in_flight = pinned > 0   ? (pinned < plan->micro_batches ? pinned : plan->micro_batches)
-                    : want < cap ? want
-                                 : cap;
-  if (plan->in_flight > cap || cap == 0) {
-    int least = pinned > 0 ? plan->in_flight : 1;
-    MemIn in = plan_mem_in(spec, plan, tight, least);
-    int64_t need = memory_need(spec, &in, tight->role), have = spec->cluster.gpu.memory;
+  plan->in_flight = cap;
+  if (cap < (pinned > 0 ? want : 1)) {
+    int least = pinned > 0 ? want : 1;
+    int64_t need = need_with(spec, plan, tight, least * of_tight), have = spec->cluster.gpu.memory;
     diag_error(
         diag, plan_span(spec, pinned > 0 ? "in_flight" : NULL),
         "no plan: %d micro-batch%s in flight need%s %lld bytes on a rank of group %s%d, its GPU has %lld (%lld too "
@@ -320,6 +366,23 @@ int plan_att(const Spec *spec, const Plan *plan, int way, int layer)
 int plan_ffn(const Spec *spec, const Plan *plan, int way, int layer)
 {
   return plan->ffn_group[way * spec->model.layers + layer];
+}
+
+int plan_layers(const Spec *spec, const Plan *plan, int group, int side)
+{
+  int n = 0;
+  for (int l = 0; l < spec->model.layers; l++) {
+    n += side == PLAN_A ? plan_att(spec, plan, 0, l) == group
+                        : !spec_layer_is_dense(spec, l) && plan_ffn(spec, plan, 0, l) == group;
+  }
+  return n;
+}
+
+int plan_saved(const Spec *spec, const Plan *plan, int group, int side)
+{
+  int layers = plan_layers(spec, plan, group, side), live = plan->groups[group].live;
+  int most = live > 0 ? plan->micro_batches * layers : plan->in_flight * layers;
+  return live > 0 && live < most ? live : most;
 }
 
 int plan_combine(const Spec *spec, const Plan *plan, int way, int layer)

@@ -25,7 +25,7 @@ typedef struct PlanGroup {
   int n_ranks;
   int nics; /* NICs its ranks use, together; one that a neighbour group of the side uses too counts */
   MemoryTerms memory;
-  int live; /* colocated systems: (layer, micro-batch) pairs that it has saved slots for; 0: in_flight for each layer */
+  int live; /* (layer, micro-batch) pairs that each of its sides has saved slots for; 0: in_flight for each layer */
   double nic_share; /* NICs per rank, below 1 where ranks share one; 0: nics / n_ranks */
 } PlanGroup;
 
@@ -56,7 +56,7 @@ typedef struct Plan {
   Dedup dedup;              /* never DEDUP_AUTO */
   int mb_seqs;              /* sequences of one full micro-batch: micro_batch x ranks of the largest attention group */
   int micro_batches;        /* per replica and step; the last may be short */
-  int in_flight;            /* most micro-batches between their first forward and their last weight gradient */
+  int in_flight;            /* micro-batches that every group has saved slots for with all of its layers */
   Recompute recompute;      /* never RECOMPUTE_AUTO */
   OptShard optimizer_shard; /* never OPT_SHARD_AUTO */
 
@@ -121,6 +121,11 @@ int plan_combine(const Spec *, const Plan *, int way, int layer);
 bool plan_piped(const Spec *, const Plan *, int way, int layer);
 /* Colocated systems: group of a stage in a direction. */
 int plan_stage_group(const Plan *, int way, int stage);
+
+/* Of systems that are not colocated: layers of one side (PLAN_A or PLAN_F) of a group, the head not among them, and the
+   saved slots that it has for them. */
+int plan_layers(const Spec *, const Plan *, int group, int side);
+int plan_saved(const Spec *, const Plan *, int group, int side);
 
 /* Most sequences of a full micro-batch on one rank of a group; most experts of a layer on one rank of a group. */
 int plan_att_seqs(const Plan *, const PlanGroup *);

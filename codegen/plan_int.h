@@ -63,6 +63,10 @@ void plan_set_batch(Plan *);
 /* Micro-batches in flight: the pinned number, or as many as are of use, if memory holds them; else an error. */
 bool plan_set_in_flight(Diag *, const Spec *, Plan *);
 
+/* Takes slots from a group that add up to so many bytes. Returns false where it cannot hold one micro-batch, or the
+   pinned number of them, with what is left. */
+bool plan_save(const Spec *, Plan *, int group, int64_t bytes);
+
 /* Roofline of the two sides for one layer and micro-batch, forward: compute or the busiest port, whichever is more. */
 void plan_set_sides(const Spec *, Plan *);
 
@@ -75,6 +79,9 @@ double plan_now_ms(void);
 
 /* Nodes cut every replica at the same ranks. */
 bool plan_aligned(const Plan *);
+
+/* Micro-batches that may be under way, as far as memory counts slots for dense layers; not of colocated systems. */
+int plan_under_way(const Spec *, const Plan *);
 
 /* Sizes that decide a group's memory. */
 MemIn plan_mem_in(const Spec *, const Plan *, const PlanGroup *, int in_flight);

@@ -386,24 +386,26 @@ static double path_ns(const Price *p, int att_n, int ffn_n)
   return att_path_ns(p, seqs) + plan_moe_layers(p->spec) * layer;
 }
 
-/* Step time where only so many micro-batches can be on their way. With k of them a closed queue of one bottleneck takes
-   between max(z, path B / k) and path B / k + (1 - 1/k) z; the middle of the two lower terms is taken, which is z
-   itself from twice as many on as would fill an empty pipeline. z: the side's busiest rank over the step. */
+/* Step time where only so many micro-batches can be on their way: twice as many as a side has saved slots for, as on
+   the mean each has half of its own taken. With k of them a closed queue of one bottleneck takes between max(z, path
+   B / k) and path B / k + (1 - 1/k) z; the middle of the two lower terms is taken, which is z itself from twice as many
+   on as would fill an empty pipeline. z: the side's busiest rank over the step. */
 Room price_room(const Price *p, int roles, int att_n, int ffn_n)
 {
-  int batches = price_micro_batches(p, att_n), cap = batches, pinned = p->spec->plan.in_flight;
+  int batches = price_micro_batches(p, att_n), pinned = p->spec->plan.in_flight;
+  double cap = pinned > 0 && pinned < batches ? pinned : batches;
   int n = roles & PLAN_A ? p->kinds.n_att : p->kinds.n_ffn;
   for (int i = 0; i < n; i++) {
     MemIn in = mem_in(p, roles & PLAN_A ? &p->kinds.att[i] : &p->kinds.ffn[i], att_n, ffn_n, roles & PLAN_A);
-    int fits = memory_cap(p->spec, &in, roles);
+    double fits = memory_cap(p->spec, &in, roles);
     if (fits < in.in_flight) {
       return (Room){INFINITY, 0};
     }
     cap = fits < cap ? fits : cap;
   }
-  cap = pinned > 0 && pinned < cap ? pinned : cap;
+  cap = 2 * cap < batches ? 2 * cap : batches;
   double chain = p->chain + plan_moe_layers(p->spec) * more_hop_ns(p, ffn_n);
-  if (cap == batches) {
+  if (cap >= batches) {
     return (Room){chain, 0};
   }
   return (Room){max2(chain, path_ns(p, att_n, ffn_n)) * batches / cap, (cap - 1.0) / cap / 2};

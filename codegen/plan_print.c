@@ -144,7 +144,7 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
     }
     fprintf(out, "a rank keeps at most %d pairs of layer and micro-batch", live);
   } else {
-    fprintf(out, "at most %d in flight", plan->in_flight);
+    fprintf(out, "room for %d in flight", plan->in_flight);
   }
   if (plan->recompute != RECOMPUTE_NONE) {
     fprintf(out, "; %s recomputation", plan_recompute_name(plan->recompute));

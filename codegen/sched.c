@@ -3,8 +3,11 @@
    groups wait for them; weight gradients fill what is left, unless more of them wait than the policy lets pile up.
    Variants of this rule are tried and the shortest timeline wins; ties go to the variant listed first, so the result
    depends on the input alone. */
+#include "codegen/plan_int.h"
 #include "codegen/sched_int.h"
 #include "runtime/moe_layout.h"
+
+#include <math.h>
 
 static int way_mbs(const SchedNet *net, int way)
 {
@@ -44,58 +47,79 @@ static int n_tasks(const SchedNet *net)
   return n;
 }
 
-/* Policies are tried in an order that gains most over a grid of plans, with all their micro-batches in flight and with
-   few, until a number of tasks has been simulated: all of them for small plans, the first few for large ones; or, if
-   `only` is not negative, that one alone. Some admit micro-batches whole, up to the plan's cap; some let more of them
-   be under way, in the slots that the cap would take. */
+/* Micro-batches of which the scarcest pool could hold all layers. */
+static double whole_mbs(const SchedNet *net)
+{
+  double least = net->n_mbs;
+  for (int g = 0; g < net->n_groups; g++) {
+    for (int side = PLAN_A; side <= PLAN_F; side++) {
+      int layers = plan_layers(net->spec, net->plan, g, side);
+      double n = layers > 0 ? (double)plan_saved(net->spec, net->plan, g, side) / layers : least;
+      least = n < least ? n : least;
+    }
+  }
+  return least;
+}
+
+/* Policies are tried in an order that gains most over a grid of plans, those for few saved slots before most of those
+   for plenty, until a number of tasks has been simulated: all of them for small plans, the first few for large ones;
+   or, if `only` is not negative, that one alone. The former let so many times more micro-batches be under way than
+   there are slots for with all layers; the latter admit micro-batches whole. */
 static void af_pipe(Arena *arena, const SchedNet *net, int only, SchedTimes *times)
 {
-  enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 19, ANY = INT16_MAX, ROOMY = 1, MORE = 4 };
-  static const SchedPolicy policies[] = {
-      {TURN_BOTH, .last_grads = true, .wgrads = ANY, .backlog = 3},
-      {TURN_FORWARD, .last_grads = true, .wgrads = 1, .backlog = 3, .whole = ROOMY},
-      {TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = 0, .whole = ROOMY},
-      {TURN_FORWARD, .oldest_sends = true, .wgrads = 1},
-      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 0},
-      {TURN_BOTH, .oldest_sends = true, .wgrads = 1, .whole = ROOMY},
-      {TURN_BOTH, .oldest_sends = true, .wgrads = ANY},
-      {TURN_GRAD, .last_grads = true, .wgrads = ANY, .whole = ROOMY},
-      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
-      {TURN_FORWARD, .last_grads = true, .wgrads = 0},
-      {TURN_BOTH, .last_grads = true, .wgrads = 0, .whole = ROOMY},
-      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = 3, .backlog = 3, .whole = ROOMY},
-      {TURN_GRAD, .oldest_sends = true, .first_forwards = true, .wgrads = ANY, .backlog = 3},
-      {TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = 3},
-      {TURN_FORWARD, .wgrads = 3, .whole = ROOMY},
-      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1, .backlog = 3, .whole = ROOMY},
-      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 3},
-      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1, .backlog = 3},
-      {TURN_FORWARD, .wgrads = 1, .whole = ROOMY},
-      {TURN_GRAD, .oldest_sends = true, .wgrads = ANY, .whole = ROOMY},
-      {TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
-      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY},
-      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY, .backlog = 3},
-      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY, .backlog = 3},
-      {TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY},
-      {TURN_GRAD, .last_grads = true, .first_forwards = true, .wgrads = 1, .backlog = 3},
-      {TURN_BOTH, .last_grads = true, .wgrads = 3},
-      {TURN_GRAD, .first_forwards = true, .wgrads = ANY},
-      {TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 2, .backlog = 3},
+  enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 19, ANY = INT16_MAX };
+  static const struct {
+    SchedPolicy policy;
+    double more;
+  } policies[] = {
+      {{TURN_FORWARD, .oldest_sends = true, .wgrads = 1, .keep = 1}, 1.75},
+      {{TURN_FORWARD, .wgrads = ANY, .keep = 1}, 1.75},
+      {{TURN_BOTH, .last_grads = true, .wgrads = ANY, .backlog = 3}, 1},
+      {{TURN_BOTH, .oldest_sends = true, .wgrads = ANY, .keep = 3}, 3},
+      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1, .keep = 1}, 2.25},
+      {{TURN_BOTH, .wgrads = 1, .keep = 1}, 1.75},
+      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = ANY, .keep = 3}, 3},
+      {{TURN_BOTH, .oldest_sends = true, .wgrads = 1, .keep = 1}, 1.75},
+      {{TURN_FORWARD, .last_grads = true, .wgrads = 1, .keep = 3}, 3},
+      {{TURN_BOTH, .wgrads = ANY, .keep = 1}, 1.75},
+      {{TURN_FORWARD, .wgrads = 1, .keep = 1}, 1.75},
+      {{TURN_FORWARD, .oldest_sends = true, .wgrads = 1}, 1},
+      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 0}, 1},
+      {{TURN_BOTH, .oldest_sends = true, .wgrads = ANY}, 1},
+      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = ANY}, 1},
+      {{TURN_FORWARD, .last_grads = true, .wgrads = 0}, 1},
+      {{TURN_GRAD, .oldest_sends = true, .first_forwards = true, .wgrads = ANY, .backlog = 3}, 1},
+      {{TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = 3}, 1},
+      {{TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 3}, 1},
+      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1, .backlog = 3}, 1},
+      {{TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = ANY}, 1},
+      {{TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY}, 1},
+      {{TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY, .backlog = 3}, 1},
+      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY, .backlog = 3},
+       1},
+      {{TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY}, 1},
+      {{TURN_GRAD, .last_grads = true, .first_forwards = true, .wgrads = 1, .backlog = 3}, 1},
+      {{TURN_BOTH, .last_grads = true, .wgrads = 3}, 1},
+      {{TURN_GRAD, .first_forwards = true, .wgrads = ANY}, 1},
+      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 2, .backlog = 3}, 1},
   };
   enum { N_POLICIES = sizeof policies / sizeof *policies };
   int most = net->plan->in_flight < net->n_mbs ? net->plan->in_flight : net->n_mbs;
-  int left = MAX_TASKS / n_tasks(net), skip = only;
+  int left = MAX_TASKS / n_tasks(net), skip = only, under_way = plan_under_way(net->spec, net->plan);
+  double whole = whole_mbs(net);
   left = left < MIN_POLICIES ? MIN_POLICIES : left;
   SchedTimes tried = sched_times_new(arena, net);
   int64_t shortest = INT64_MAX;
   *times = sched_times_new(arena, net);
   for (int i = 0; i < 2 * N_POLICIES && left > 0; i++) { /* the second time with half as many */
-    SchedPolicy policy = policies[i % N_POLICIES];
-    if (policy.whole && (most == net->n_mbs || i >= N_POLICIES)) {
+    SchedPolicy policy = policies[i % N_POLICIES].policy;
+    double more = policies[i % N_POLICIES].more * whole;
+    if (policy.keep && (most == net->n_mbs || i >= N_POLICIES)) {
       continue;
     }
-    policy.cap = policy.whole ? MORE * most : i < N_POLICIES ? most : (most + 1) / 2;
-    policy.whole = policy.whole ? most : 0;
+    policy.cap = !policy.keep       ? (i < N_POLICIES ? most : (most + 1) / 2)
+                 : more < under_way ? (int)ceil(more)
+                                    : under_way;
     policy.work_slots = PLAN_WORK_SLOTS;
     policy.chan_slots = PLAN_CHAN_SLOTS;
     if (skip-- > 0) {

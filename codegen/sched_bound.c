@@ -1,7 +1,7 @@
-/* What no schedule of a plan can beat. Three limits: a micro-batch takes at least its longest path; at most `in_flight`
-   of them are on their way at once; and a resource does one thing at a time: whatever set of its uses one takes, it
-   cannot begin before the earliest of them can, and something follows the one that happens to be last. Resources are
-   the compute of a group, each of its ports, and the link of an ordered pair of groups. */
+/* What no schedule of a plan can beat. Three limits: a micro-batch takes at least its longest path; the
+   saved slots of a group hold only so many of its layers at once; and a resource does one thing at a time: whatever set
+   of its uses one takes, it cannot begin before the earliest of them can, and something follows the one that happens to
+   be last. Resources are the compute of a group, each of its ports, and the link of an ordered pair of groups. */
 #include "codegen/sched_int.h"
 
 #include <stdlib.h>
@@ -272,20 +272,21 @@ static int64_t resource(Walks *w, int kind, int group, int dst)
   return one_machine(b);
 }
 
-/* Slots of one side of a group are `in_flight` for each of its layers, and every micro-batch holds that of a layer from
-   its forward to its weight gradient. */
-static int64_t slot_time(const Bound *b, int group, SchedTask forward, SchedTask wgrad)
+/* Every micro-batch holds a slot of one side of a group for each of its layers, from its forward to its weight
+ * gradient.
+ */
+static int64_t slot_time(const Bound *b, int group, int side)
 {
   const SchedNet *net = b->net;
-  int64_t held = 0, layers = 0;
+  SchedTask forward = side == PLAN_A ? TASK_ATT_FWD : TASK_FFN_FWD,
+            wgrad = side == PLAN_A ? TASK_ATT_WGRAD : TASK_FFN_WGRAD;
+  int64_t held = 0, slots = plan_saved(net->spec, net->plan, group, side);
   for (int layer = 0; layer < net->n_layers; layer++) {
     if (sched_task_exists(net, forward, layer, 0) && sched_group(net, forward, layer, 0) == group) {
       int32_t first = sched_id(net, forward, layer, 0, 0), last = sched_id(net, wgrad, layer, 0, 0);
       held += b->head[last] + sched_op_ns(net, last) - b->head[first];
-      layers++;
     }
   }
-  int64_t slots = layers * net->plan->in_flight;
   return slots > 0 ? held * net->n_mbs / slots : 0;
 }
 
@@ -323,8 +324,8 @@ SchedBound sched_bound(const Spec *spec, const Plan *plan)
   }
   if (!plan_system_colocated(plan->system)) { /* given orders take as many slots as they like */
     for (int g = 0; g < net.n_groups; g++) {
-      bound.flight_ns = max64(bound.flight_ns, slot_time(&w.of[0], g, TASK_ATT_FWD, TASK_ATT_WGRAD));
-      bound.flight_ns = max64(bound.flight_ns, slot_time(&w.of[0], g, TASK_FFN_FWD, TASK_FFN_WGRAD));
+      bound.flight_ns = max64(bound.flight_ns, slot_time(&w.of[0], g, PLAN_A));
+      bound.flight_ns = max64(bound.flight_ns, slot_time(&w.of[0], g, PLAN_F));
     }
   }
   bound.ns = max64(max64(bound.path_ns, bound.flight_ns), max64(bound.compute_ns, bound.link_ns));

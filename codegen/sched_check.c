@@ -77,21 +77,19 @@ static void note_waiters(Check *c)
   }
 }
 
-/* The saved slots of a group hold what the plan's micro-batches in flight leave on it; the head's layer counts. Orders
-   of colocated systems hold what their authors decided, and the plan's memory counts their slots one by one. */
+/* A group has no more saved slots than the plan has memory for; the head, of which the plan knows no number, may have
+   one for each micro-batch in flight. Orders of colocated systems hold what their authors decided, and the plan's
+   memory counts their slots one by one. */
 static void check_slots(Check *c)
 {
   const Plan *plan = c->plan;
   for (int g = 0; g < c->n_groups && plan->n_stages == 0; g++) {
-    int att = plan_att(c->spec, plan, 0, c->n_layers) == g, ffn = 0;
-    for (int layer = 0; layer < c->n_layers; layer++) {
-      att += plan_att(c->spec, plan, 0, layer) == g;
-      ffn += layer >= c->spec->model.dense.layers && plan_ffn(c->spec, plan, 0, layer) == g;
-    }
+    bool head = plan_att(c->spec, plan, 0, c->n_layers) == g;
+    int att = plan_saved(c->spec, plan, g, PLAN_A) + head * plan->in_flight, ffn = plan_saved(c->spec, plan, g, PLAN_F);
     const SchedGroup *group = &c->sched->groups[g];
-    if (group->att_saved > plan->in_flight * att || group->ffn_saved > plan->in_flight * ffn) {
-      check_fail_all(c, "group %d has %d attention and %d FFN slots; %d micro-batches in flight fill %d and %d", g,
-                     group->att_saved, group->ffn_saved, plan->in_flight, plan->in_flight * att, plan->in_flight * ffn);
+    if (group->att_saved > att || group->ffn_saved > ffn) {
+      check_fail_all(c, "group %d has %d attention and %d FFN slots; the plan has %d and %d", g, group->att_saved,
+                     group->ffn_saved, att, ffn);
     }
   }
 }

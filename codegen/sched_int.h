@@ -75,7 +75,8 @@ typedef struct SchedPolicy {
   int wgrads;          /* weight gradients that may wait on a group before they go ahead of forwards */
   int backlog;         /* messages on a link before which weight gradients go ahead of what would add to them; 0: any */
   int cap;             /* micro-batches in flight */
-  int whole;           /* or, if not 0, micro-batches whose saved slots there are: see sched_room.h */
+  int keep;            /* saved slots are dealt out one by one, kept for so many of the oldest: see sched_room.h; or 0:
+                          there are enough for `cap` whole micro-batches */
   int work_slots;      /* per group and side, and per message channel, unless more are needed to get on */
   int chan_slots;
 } SchedPolicy;

@@ -38,7 +38,7 @@ void sched_memory(const Spec *spec, const Schedule *sched, Plan *plan)
     PlanGroup *g = &plan->groups[i];
     const SchedGroup *s = &sched->groups[i];
     const MemSlots slots = {s->att_saved, s->att_work, s->ffn_saved, s->ffn_work};
-    MemIn in = plan_mem_in(spec, plan, g, plan->in_flight);
+    MemIn in = plan_mem_in(spec, plan, g, sched->in_flight);
     in.slots = &slots;
     memory_terms(spec, &in, g->role, &g->memory);
     int64_t more = i == 0 ? (int64_t)SCALARS_SLOT * in.total_ranks : SCALARS_SLOT;

@@ -5,14 +5,14 @@ enum { READERS = 2 }; /* a slot's last two: the weight gradient, and the message
 
 struct SchedRoom {
   const SchedNet *net;
-  int *slots;      /* [groups][SIDES] */
-  int *used;       /* the same */
-  int *of_mb;      /* the same: layers of one micro-batch */
-  int *taken;      /* [mbs][groups][SIDES] slots that a micro-batch has taken so far */
-  int *held;       /* the same: and not given back yet */
-  uint8_t *left;   /* [layers][mbs][SIDES] readers to come of a taken slot */
-  int32_t *gone;   /* [mbs] slots given back */
-  int all, oldest; /* slots of a micro-batch; the first that has not given back all */
+  int *slots;    /* [groups][SIDES] */
+  int *used;     /* the same */
+  int *of_mb;    /* the same: layers of one micro-batch */
+  int *taken;    /* [mbs][groups][SIDES] slots that a micro-batch has taken so far */
+  uint8_t *left; /* [layers][mbs][SIDES] readers to come of a taken slot */
+  int32_t *got;  /* [mbs] slots taken, of all pools */
+  int keep;
+  int all, oldest; /* slots of a micro-batch; the first that has not taken all */
 };
 
 static int pool_at(const SchedRoom *room, int side, int layer, int mb)
@@ -27,26 +27,27 @@ static bool has_experts(const SchedRoom *room, int layer)
   return layer >= room->net->spec->model.dense.layers;
 }
 
-SchedRoom *room_new(Arena *arena, const SchedNet *net, int whole)
+SchedRoom *room_new(Arena *arena, const SchedNet *net, int keep)
 {
   size_t pools = (size_t)net->n_groups * SIDES, mbs = (size_t)net->n_mbs;
   SchedRoom *room = arena_new_of(arena, SchedRoom);
   room->net = net;
+  room->keep = keep;
   room->slots = arena_new_array(arena, int, pools);
   room->used = arena_new_array(arena, int, pools);
   room->of_mb = arena_new_array(arena, int, pools);
   room->taken = arena_new_array(arena, int, mbs *pools);
-  room->held = arena_new_array(arena, int, mbs *pools);
   room->left = arena_new_array(arena, uint8_t, (size_t)net->n_layers * mbs * SIDES);
-  room->gone = arena_new_array(arena, int32_t, mbs);
+  room->got = arena_new_array(arena, int32_t, mbs);
   for (int layer = 0; layer < net->n_layers; layer++) {
     for (int side = 0; side < (has_experts(room, layer) ? SIDES : FFN); side++) {
       room->of_mb[pool_at(room, side, layer, 0)]++;
       room->all++;
     }
   }
-  for (size_t i = 0; i < pools; i++) {
-    room->slots[i] = whole * room->of_mb[i];
+  for (int g = 0; g < net->n_groups; g++) {
+    room->slots[g * SIDES + ATT] = plan_saved(net->spec, net->plan, g, PLAN_A);
+    room->slots[g * SIDES + FFN] = plan_saved(net->spec, net->plan, g, PLAN_F);
   }
   return room;
 }
@@ -61,7 +62,7 @@ static int taker(const SchedRoom *room, int32_t id)
 
 bool room_is_oldest(const SchedRoom *room, int mb)
 {
-  return mb == room->oldest;
+  return mb <= room->oldest;
 }
 
 static int at(const SchedRoom *room, int mb, int pool)
@@ -69,15 +70,14 @@ static int at(const SchedRoom *room, int mb, int pool)
   return mb * room->net->n_groups * SIDES + pool;
 }
 
-/* If `mb` takes a slot, can the older ones still finish, one after the other? */
-static bool is_safe(const SchedRoom *room, int pool, int mb)
+/* If `mb` takes a slot, are there still enough for the oldest? */
+static bool leaves_enough(const SchedRoom *room, int pool, int mb)
 {
   int free = room->slots[pool] - room->used[pool] - 1;
-  for (int older = room->oldest; older < mb; older++) {
-    if (room->of_mb[pool] - room->taken[at(room, older, pool)] > free) {
-      return false;
-    }
-    free += room->held[at(room, older, pool)];
+  for (int older = room->oldest, left = room->keep; older < mb && left > 0; older++) {
+    int need = room->of_mb[pool] - room->taken[at(room, older, pool)];
+    free -= need;
+    left -= need > 0;
   }
   return free >= 0;
 }
@@ -86,7 +86,7 @@ bool room_has(const SchedRoom *room, int32_t id)
 {
   int layer = taker(room, id), mb = sched_mb(room->net, id);
   for (int side = 0; layer >= 0 && side < (has_experts(room, layer) ? SIDES : FFN); side++) {
-    if (!is_safe(room, pool_at(room, side, layer, mb), mb)) {
+    if (!leaves_enough(room, pool_at(room, side, layer, mb), mb)) {
       return false;
     }
   }
@@ -100,8 +100,11 @@ void room_take(SchedRoom *room, int32_t id)
     int pool = pool_at(room, side, layer, mb);
     room->used[pool]++;
     room->taken[at(room, mb, pool)]++;
-    room->held[at(room, mb, pool)]++;
+    room->got[mb]++;
     room->left[(layer * room->net->n_mbs + mb) * SIDES + side] = READERS;
+  }
+  while (room->oldest < room->net->n_mbs - 1 && room->got[room->oldest] == room->all) {
+    room->oldest++;
   }
 }
 
@@ -128,10 +131,5 @@ bool room_give(SchedRoom *room, int32_t id)
   }
   int pool = pool_at(room, side, layer, mb);
   room->used[pool]--;
-  room->held[at(room, mb, pool)]--;
-  room->gone[mb]++;
-  while (room->oldest < room->net->n_mbs - 1 && room->gone[room->oldest] == room->all) {
-    room->oldest++;
-  }
   return true;
 }

@@ -1,7 +1,7 @@
 /* Room for what micro-batches leave behind between forward and backward: saved slots, counted per group and side. A
    micro-batch early in its forward or late in its backward needs few of them, so more micro-batches than the pools
-   could hold whole may be under way. One may take a slot only if all older ones can still finish after it, one after
-   the other, with what is free and what those before them give back (the banker's rule). */
+   could hold whole may be under way. One may take a slot only if that leaves all that the oldest few have still to take
+   of the pool, of those that have: they never wait for younger ones, so every schedule ends. */
 #ifndef CODEGEN_SCHED_ROOM_H
 #define CODEGEN_SCHED_ROOM_H
 
@@ -9,8 +9,8 @@
 
 typedef struct SchedRoom SchedRoom;
 
-/* Pools that hold `whole` micro-batches with all their layers. */
-SchedRoom *room_new(Arena *, const SchedNet *, int whole);
+/* Pools with the plan's saved slots; keep: for how many of the oldest, at least 1. */
+SchedRoom *room_new(Arena *, const SchedNet *, int keep);
 
 /* May this forward task start? Tasks that take no slots always may. EMBED_FWD takes those of layer 0, ATT_FWD of a
    later layer takes its own and its experts'. */
@@ -20,6 +20,7 @@ void room_take(SchedRoom *, int32_t id);
 /* An op has ended, or a message has left. Returns true if that gave slots back. */
 bool room_give(SchedRoom *, int32_t id);
 
+/* No older one is still on its way forward. */
 bool room_is_oldest(const SchedRoom *, int mb);
 
 #endif

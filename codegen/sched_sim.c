@@ -142,7 +142,8 @@ static Pool *pool_of(Sim *sim, int32_t id)
   return &sim->groups[sched_group_of(net, id)].pools[ffn];
 }
 
-/* Where micro-batches are not admitted whole, the last slot of a kind is the oldest one's, so that it can go on. */
+/* Where micro-batches are not admitted whole, the last slot of a kind is for the oldest on its way forward, so that it
+   can go on. */
 static int younger(const Sim *sim, int32_t id)
 {
   return sim->room && !room_is_oldest(sim->room, sched_mb(sim->net, id));
@@ -579,7 +580,7 @@ bool sched_simulate(Arena *arena, const SchedNet *net, const SchedPolicy *policy
   Sim sim = sim_new(arena, net, policy);
   sim.given = given;
   sim.times = times;
-  sim.room = policy->whole ? room_new(arena, net, policy->whole) : NULL;
+  sim.room = policy->keep ? room_new(arena, net, policy->keep) : NULL;
   admit(&sim);
   do { /* the first instant, and again whenever nothing moves: one slot more */
     run_until_still(&sim, most);

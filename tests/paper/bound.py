@@ -1,7 +1,8 @@
 """The feasible bound of af_pipe: over all integer splits of the GPUs, the least time of a step in which every message
 is hidden. A split is: replicas, groups per side, GPUs per group, recomputation. Of each split the bound is the largest of
   busy    a group's compute, after the chain that reaches its first layer (fill), with the optimizer's part behind it;
-  flight  the chain of one micro-batch, forward and back, over how many of them memory holds at once.
+  flight  the chain of one micro-batch, forward and back; or the time for which micro-batches hold what their backward
+          pass needs of a layer, from the layer's forward to its gradient, over the layers that memory holds at once.
 Memory here is what no layout can do without: weights, gradients, an even part of the optimizer's state over all GPUs,
 and what the backward pass needs of the micro-batches in flight; not buffers, not workspace. So the bound is from below.
 Beside it the same with links: no group's NICs can move less than its rows, one per token and node of the receiving
@@ -53,15 +54,23 @@ def bound_of(costs, split):
     parts = seqs / split.att       # experts have less to do in a short one
     f = costs.ffn(split.att, split.ffn)
     ffn_all = sum(f[:3]) + (0 if none else f[3])
-    reach_att, reach_ffn, at = {}, {}, 0
+    reach_att, reach_ffn, starts, at = {}, {}, {}, 0
     for layer in range(costs.layers):
         reach_att.setdefault(layer % split.p_att, at)
+        starts["A", layer] = at
         at += costs.attention(layer)[0]
         if layer >= costs.dense:
             reach_ffn.setdefault((layer - costs.dense) % split.p_ffn, at)
+            starts["F", layer] = at
             at += f[0]
-    chain = at + costs.head() + sum(costs.attention(l)[1] for l in range(costs.layers)) + sum(map(len, ffn)) * f[1]
-    busy, fill, caps, links = {}, {}, [], 0
+    chain, held = at + costs.head(), {}
+    for layer in reversed(range(costs.layers)):
+        if layer >= costs.dense:
+            chain += f[1]
+            held["F", layer] = chain - starts["F", layer]
+        chain += costs.attention(layer)[1]
+        held["A", layer] = chain - starts["A", layer]
+    busy, fill, caps, links, flight = {}, {}, [], 0, chain
     for g, mine in enumerate(att):
         each = sum(sum(costs.attention(l)[:3 + full]) for l in mine) + (costs.embed() if g == 0 else 0)
         head = costs.layers % split.p_att == g
@@ -69,17 +78,19 @@ def bound_of(costs, split):
         fill["A", g] = reach_att[g]
         room = costs.memory - costs.state(len(mine), 0, 0, (g == 0) + head)
         caps.append(room / (len(mine) * costs.saved_att(full)))
+        flight = max(flight, n_mbs * sum(held["A", l] for l in mine) * costs.saved_att(full) / max(room, 1))
         links = max(links, links_of(costs, split, sum(l >= costs.dense for l in mine), parts, True))
     for g, mine in enumerate(ffn):
         busy["F", g] = parts * len(mine) * ffn_all
         fill["F", g] = reach_ffn[g]
-        caps.append((costs.memory - costs.state(0, len(mine), -(-costs.experts // split.ffn), 0)) /
-                    (len(mine) * costs.saved_ffn(split.att, split.ffn, none)))
+        room = costs.memory - costs.state(0, len(mine), -(-costs.experts // split.ffn), 0)
+        saved = costs.saved_ffn(split.att, split.ffn, none)
+        caps.append(room / (len(mine) * saved))
+        flight = max(flight, parts * sum(held["F", l] for l in mine) * saved / max(room, 1))
         links = max(links, links_of(costs, split, len(mine), parts, False))
     if min(caps) < 1:
         return None
     worst = max(busy, key=lambda g: busy[g] + fill[g])
-    flight = chain * max(1, parts / int(min(caps)))
     seconds = max(busy[worst] + fill[worst], flight) + costs.optimizer()
     return Bound(seconds, max(seconds, links), split,
                  {"busy": busy[worst], "fill": fill[worst], "flight": flight, "optimizer": costs.optimizer(),

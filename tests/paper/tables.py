@@ -181,31 +181,29 @@ def bound_table(points, limits):
                  f"{max(0, b['flight'] - b['busy'] - b['fill']):.2g}", f"{b['optimizer']:.2g}", f"**{hidden.seconds:.3g}**",
                  split_text(hidden.split), f"{linked.linked:.3g}", split_text(linked.split)]
         if not r["ran"]:
-            rows.append(cells + ["lacks " + lacks(r), "-", "-", "-", "-", "-"])
+            rows.append(cells + ["lacks " + lacks(r), "-", "-", "-", "-", "-", "-"])
             continue
         even, uneven, fill, waited = terms_of(r, costs)
-        reached = hidden.seconds / (r["step_ns"] / 1e9)
+        reached, of_links = hidden.seconds / (r["step_ns"] / 1e9), linked.linked / (r["step_ns"] / 1e9)
         rows.append(cells + [f"{seconds(r['step_ns'])}", f"{uneven:+.2g}", f"{fill:+.2g}", f"{waited:+.2g}",
-                             f"{r['tail'] * r['step_ns'] / 1e9:.2g}", f"**{100 * reached:.0f} %**"])
+                             f"{r['tail'] * r['step_ns'] / 1e9:.2g}", f"**{100 * reached:.0f} %**", f"{100 * of_links:.0f} %"])
         if reached < TARGET:
-            lost = {"uneven split": uneven - (b["busy"] - even), "fill, drain and order": fill - b["fill"],
+            lost = {"uneven split and recomputation": uneven - (b["busy"] - even), "fill, drain and order": fill - b["fill"],
                     "waiting for messages": waited}
-            worst = max(lost, key=lost.get)
-            links = 100 * hidden.seconds / linked.linked
-            links = f"; links alone allow {links:.0f} %" if links < 99.5 else ""
-            notes.append(f"- {label(model, shape)}: {100 * reached:.0f} % of the bound; most goes to {worst} "
-                         f"({lost[worst]:.2g} s){links}. af_pipe: {r['settings']}, {r['in_flight']} in flight, "
-                         f"{gib(r):.0f} GiB.")
+            parts = ", ".join(f"{k} {lost[k]:+.2g}" for k in sorted(lost, key=lost.get, reverse=True))
+            notes.append(f"- {label(model, shape)}: {100 * reached:.0f} % of the bound, {100 * of_links:.0f} % of that with "
+                         f"links; seconds above it: {parts}. af_pipe: {r['settings']}, room for {r['in_flight']} in "
+                         f"flight, {gib(r):.0f} GiB.")
     head = ("seconds", "even spread", "uneven split", "fill", "flight", "optimizer", "bound", "its split", "bound with links",
-            "its split", "af_pipe", "uneven split", "fill, drain, order", "messages", "of it tail", "reached")
+            "its split", "af_pipe", "uneven split", "fill, drain, order", "messages", "of it tail", "reached", "of that with links")
     return table(head, rows) + notes + [""]
 
 
 BOUND_TEXT = """The feasible bound of af_pipe (tests/paper/bound.py, arithmetic of its own): over every integer split of the 128 GPUs,
 replicas, up to 12 groups a side and all recomputation, the step in which every message is hidden. `even spread`: all
 compute over all GPUs. `uneven split`: what the busiest group has above it: integer split of GPUs, layers and experts,
-head and embedding, recomputation, imbalance. `fill`: until that group has work. `flight`: too few micro-batches fit in
-memory. `bound with links` adds that rows, one per token and node, must pass the NICs of the group's own GPUs. Then the
+head and embedding, recomputation, imbalance. `fill`: until that group has work. `flight`: memory holds
+too few layers of micro-batches between forward and gradient. `bound with links` adds that rows, one per token and node, must pass the NICs of the group's own GPUs. Then the
 simulated step's own terms: they add up to it; `tail` is what follows the last micro-batch (gradients, optimizer)."""
 
 

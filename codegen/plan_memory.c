@@ -175,8 +175,8 @@ MemIn plan_mem_in(const Spec *spec, const Plan *plan, const PlanGroup *g, int in
   in.att_seqs = (int)moe_part_max(plan->mb_seqs, g->role == PLAN_F ? fewest : g->n_ranks);
   count_layers(spec, plan, g, &in);
   count_peers(spec, plan, g, &in);
-  in.under_way = plan->n_stages == 0 && g->live > 0 ? under_way(plan, &in) : 0;
   grow(&in.ffn_ranks, 1); /* a group of dense layers alone meets no FFN rank */
+  in.under_way = plan->n_stages == 0 && g->live > 0 ? under_way(plan, &in) : 0;
   if (g->role & PLAN_F) {
     grow(&in.ffn_ranks, g->n_ranks);
     in.experts = plan_ffn_experts(spec, g);

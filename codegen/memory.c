@@ -1,8 +1,8 @@
 /* Memory of a rank, term by term, as the runtime lays it out. Weights, gradients and optimizer state are counted per
    bucket; activations are slots times the bytes of a slot; buffers are the slots of arriving messages, those of the
-   gradient exchange included; workspace is scratch of the largest kernel for each of two threads, and the step's
-   tokens. Slots: one saved slot per layer and micro-batch in flight, a few of work and per message channel. An upper
-   bound: while a micro-batch is on its way some of its layers have not begun, and short schedules need fewer slots.
+   gradient exchange included; workspace is scratch of the largest kernel that the rank runs, and the step's tokens.
+   Slots: one saved slot per layer and micro-batch in flight, a few of work and per message channel. An upper bound:
+   while a micro-batch is on its way some of its layers have not begun, and short schedules need fewer slots.
 
    Bytes per parameter are those of a GPU that trains in the spec's type: bf16 weights beside fp32 master copies. The
    cpu target computes in fp32 and keeps fp32 weights whatever the type: 4 bytes a weight instead of 2. */
@@ -10,7 +10,10 @@
 
 #include "runtime/moe_layout.h"
 
-enum { THREADS = 2, TILE_KEYS = 256, SOURCE_BYTES = 56, SLOT_HEAD = 64, SUM_CHUNK = 4096 };
+enum { TILE_KEYS = 256, SOURCE_BYTES = 56, SLOT_HEAD = 64, SUM_CHUNK = 4096 };
+
+/* Rows that a kernel holds as floats at once: tokens of attention, pairs of one expert, rows per expert under way. */
+enum { ATT_TILE = 1024, FFN_TILE = 1024, FFN_SHARE = 256 };
 
 /* Slots in which the exchanges of one kind of bucket take turns; gains have one each. */
 enum { TAIL_SLOTS = 2 };
@@ -77,11 +80,21 @@ static int64_t dense_saved_bytes(const Spec *spec, const MemIn *in)
   return piece((double)(in->att_seqs * in->seq) * 2.0 * spec->model.dense.hidden, cost_elem_bytes(spec));
 }
 
+static bool keeps_gate_up(const MemIn *in)
+{
+  return in->recompute == RECOMPUTE_NONE || in->recompute == RECOMPUTE_AUTO;
+}
+
+/* What is recomputed lies here. */
 static int64_t att_work_bytes(const Spec *spec, const MemIn *in)
 {
   double t = (double)(in->att_seqs * in->seq), h = spec->model.hidden;
   int b = cost_elem_bytes(spec);
-  return 2 * piece(t * h, b) + piece(t * cost_qkv_width(spec), b) + piece(t * spec->model.moe.experts, 4);
+  int64_t n = 2 * piece(t * h, b) + piece(t * cost_qkv_width(spec), b) + piece(t * spec->model.moe.experts, 4);
+  if (in->recompute == RECOMPUTE_FULL) {
+    n += piece(t * cost_qkv_width(spec), b) + piece(t * q_width(spec), b) + piece(t * spec->model.attention.heads, 4);
+  }
+  return n;
 }
 
 /* Rows and pairs that an FFN rank must have room for: everything, unless the spec declares an imbalance. */
@@ -122,7 +135,7 @@ static int64_t ffn_saved_bytes(const Spec *spec, const MemIn *in)
   int b = cost_elem_bytes(spec);
   int64_t n = list_bytes(rows, pairs) + piece(rows * h, b) + piece(rows, 4);
   n += piece(spec->model.moe.experts + 1, 4) + 2 * piece(pairs, 4);
-  if (in->recompute == RECOMPUTE_NONE || in->recompute == RECOMPUTE_AUTO) {
+  if (keeps_gate_up(in)) {
     n += piece(pairs * 2 * f, b) + piece(home_rows(spec, in) * 2 * spec->model.moe.shared, b);
   }
   if (in->relayed) {
@@ -132,11 +145,16 @@ static int64_t ffn_saved_bytes(const Spec *spec, const MemIn *in)
   return n;
 }
 
+/* Gradients of gate and up take the place of gate and up, which lie here if they are recomputed. */
 static int64_t ffn_work_bytes(const Spec *spec, const MemIn *in)
 {
   double rows = ffn_rows(spec, in), pairs = ffn_pairs(spec, in), h = spec->model.hidden, f = spec->model.moe.hidden;
+  double shared = home_rows(spec, in) * spec->model.moe.shared;
   int b = cost_elem_bytes(spec);
-  int64_t n = 2 * piece(rows * h, b) + piece(pairs, 4) + piece(pairs * 2 * f, b);
+  int64_t n = 2 * piece(rows * h, b) + piece(pairs, 4) + piece(pairs * f, b) + piece(shared, b);
+  if (!keeps_gate_up(in)) {
+    n += piece(pairs * 2 * f, b) + piece(2 * shared, b);
+  }
   if (in->relayed) {
     double relay = relay_rows(spec, in);
     n = max64(n, piece(relay * h, b) + piece(relay * spec->model.moe.top_k, 4));
@@ -149,19 +167,17 @@ static int64_t senders(const MemIn *in)
   return at_least(at_least(in->n_src, in->n_join), in->ffn_ranks * at_least(in->chunks, 1));
 }
 
-static int64_t att_scratch_bytes(const Spec *spec, const MemIn *in, int roles)
+static int64_t att_scratch_bytes(const Spec *spec, const MemIn *in)
 {
-  double t = roles & PLAN_A ? (double)(in->att_seqs * in->seq) : 0, h = spec->model.hidden, s = (double)in->seq;
+  double t = min2((double)(in->att_seqs * in->seq), ATT_TILE), h = spec->model.hidden, s = (double)in->seq;
   double d = q_width(spec) / spec->model.attention.heads, group = 1;
   if (spec->model.attention.kind == ATTENTION_GQA) {
     group = (double)spec->model.attention.heads / spec->model.attention.kv_heads;
   }
   double tile = group * (group <= 2 ? 64 : group <= 4 ? 32 : 16);
-  int64_t n = 2 * piece(t * h, 4) + piece(t * q_width(spec), 4) + piece(t * spec->model.moe.top_k, 4);
-  n += cost_elem_bytes(spec) == 2 ? piece(t * cost_qkv_width(spec), 4) : 0;
-  n += piece((double)senders(in), SOURCE_BYTES) + 2 * piece(s * d / 2, 4) + 3 * piece(s * d * group, 4) +
-       4 * piece(s * d, 4);
-  return n + 2 * piece(tile * TILE_KEYS, 4) + piece(tile * d, 4) + 2 * piece(tile, 4);
+  int64_t n = 2 * piece(t * h, 4) + piece(t * cost_qkv_width(spec), 4) + piece(t * spec->model.moe.top_k, 4);
+  n += piece((double)senders(in), SOURCE_BYTES) + 2 * piece(s * d / 2, 4) + 4 * piece(s * d, 4);
+  return n + 3 * piece(tile * d, 4) + 2 * piece(tile * TILE_KEYS, 4) + 2 * piece(tile, 4);
 }
 
 /* Logits of a chunk of tokens at a time. */
@@ -173,20 +189,26 @@ static int64_t head_scratch_bytes(const Spec *spec, const MemIn *in)
          piece((double)chunk, 4) + piece((double)senders(in), SOURCE_BYTES);
 }
 
-/* One expert's rows at a time. */
+/* A tile of one expert's rows, or of the shared expert's, at a time; and the sums of so many rows that
+   every expert has a fair share of them. */
 static int64_t ffn_scratch_bytes(const Spec *spec, const MemIn *in)
 {
-  double rows = ffn_rows(spec, in), h = spec->model.hidden, f = spec->model.moe.hidden;
-  int64_t n = 4 * piece(rows * h, 4) + 2 * piece(rows * f, 4);
-  return n + (cost_elem_bytes(spec) == 2 ? 2 * piece(rows * 2 * f, 4) : 0);
+  int experts = spec->model.moe.experts, k = spec->model.moe.top_k, sums = FFN_SHARE * ((experts + k - 1) / k);
+  double rows = ffn_rows(spec, in), tile = min2(rows, FFN_TILE), h = spec->model.hidden;
+  double f = at_least(spec->model.moe.hidden, spec->model.moe.shared);
+  int64_t n = piece(tile * h, 4) + piece(tile * f, 4) + (cost_elem_bytes(spec) == 2 ? piece(tile * 2 * f, 4) : 0);
+  return n + piece(min2(rows, sums) * h, 4);
 }
 
-/* Every rank carries the scratch of any kernel: which of them it runs, its table says, not its memory. */
+/* One thread computes; beside it node sums are formed, which need little. */
 static int64_t workspace_bytes(const Spec *spec, const MemIn *in, int roles)
 {
-  int64_t scratch = max64(att_scratch_bytes(spec, in, roles), head_scratch_bytes(spec, in));
-  scratch = max64(scratch, roles & PLAN_F ? ffn_scratch_bytes(spec, in) : 0);
-  int64_t n = THREADS * scratch + piece(SUM_CHUNK, 4) + piece((double)in->seq + 1, 4);
+  int64_t scratch = roles & PLAN_F ? ffn_scratch_bytes(spec, in) : 0;
+  if (roles & PLAN_A) {
+    scratch = max64(scratch, max64(att_scratch_bytes(spec, in), head_scratch_bytes(spec, in)));
+  }
+  int64_t n = scratch + (in->relayed ? piece(in->ffn_ranks, SOURCE_BYTES) : 0);
+  n += piece(SUM_CHUNK, 4) + piece((double)in->seq + 1, 4);
   return n + (roles & PLAN_A ? 2 * piece((double)(in->micro_batches * in->att_seqs * in->seq), 4) : 0);
 }
 

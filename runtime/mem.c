@@ -42,8 +42,8 @@ static void carve_pools(MoeMem *m, const MoeRank *me, uint64_t *end)
   m->att_work = carve(m->base, end, (uint64_t)g->att_work * m->att_work_bytes, &m->activations);
   m->ffn_saved = carve(m->base, end, (uint64_t)g->ffn_saved * m->ffn_saved_bytes, &m->activations);
   m->ffn_work = carve(m->base, end, (uint64_t)g->ffn_work * m->ffn_work_bytes, &m->activations);
-  m->scratch[0] = carve(m->base, end, m->scratch_bytes, &m->workspace);
-  m->scratch[1] = carve(m->base, end, m->scratch_bytes, &m->workspace);
+  m->scratch[0] = carve(m->base, end, m->scratch_bytes[0], &m->workspace);
+  m->scratch[1] = carve(m->base, end, m->scratch_bytes[1], &m->workspace);
   m->sums = carve(m->base, end, MOE_SUM_CHUNK * sizeof(float), &m->workspace);
   if (g->role & MOE_ROLE_A) {
     uint64_t n = (uint64_t)b->micro_batches * (uint64_t)moe_part_max(b->mb_seqs, g->n_ranks) * (uint64_t)b->seq;
@@ -115,7 +115,8 @@ static void size_slots(MoeMem *m, const MoeRank *me, const MoeKernels *kernels)
     m->ffn_saved_bytes = moe_align64(kernels->ffn_saved_bytes(&dims));
     m->ffn_work_bytes = moe_align64(kernels->ffn_work_bytes(&dims));
   }
-  m->scratch_bytes = moe_align64(kernels->scratch_bytes(&dims));
+  m->scratch_bytes[0] = moe_align64(kernels->scratch_bytes(&dims));
+  m->scratch_bytes[1] = moe_align64(kernels->comm_scratch_bytes(&dims));
 }
 
 MoeStatus moe_mem_size(MoeMem *mems, const MoeBundle *first, int32_t rank, const MoeKernels *kernels,

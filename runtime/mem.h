@@ -25,9 +25,10 @@ typedef struct MoeMem {
   uint64_t bytes;
   MoeHeld *held; /* the buckets of this rank, in the bundle's order */
   int32_t n_held;
-  size_t att_saved_bytes, att_work_bytes, ffn_saved_bytes, ffn_work_bytes, scratch_bytes; /* one slot, one thread */
+  size_t att_saved_bytes, att_work_bytes, ffn_saved_bytes, ffn_work_bytes; /* of one slot */
+  size_t scratch_bytes[2];
   uint8_t *att_saved, *att_work, *ffn_saved, *ffn_work;
-  uint8_t *scratch[2]; /* compute thread, progress thread */
+  uint8_t *scratch[2]; /* compute thread; progress thread, NULL if it needs none */
   float *sums;         /* [MOE_SUM_CHUNK] */
   int32_t *tokens;     /* [micro_batches][att_seqs * seq]; NULL without attention */
   int32_t *labels;

@@ -91,12 +91,14 @@ typedef struct MoeAdam {
 } MoeAdam;
 
 typedef struct MoeKernels {
-  /* Bytes of one slot, or of one thread's scratch, for these largest sizes. Multiples of 64. */
+  /* Bytes of one slot, of the compute thread's scratch and of that of the progress thread, which runs RELAY and
+     NODE_REDUCE alone, for these largest sizes. Multiples of 64. */
   size_t (*att_saved_bytes)(const MoeDims *);
   size_t (*att_work_bytes)(const MoeDims *);
   size_t (*ffn_saved_bytes)(const MoeDims *);
   size_t (*ffn_work_bytes)(const MoeDims *);
   size_t (*scratch_bytes)(const MoeDims *);
+  size_t (*comm_scratch_bytes)(const MoeDims *);
   /* Largest message of an edge from one rank to one other, header included. att_seqs: most sequences the attention rank
      at one of its ends holds (NODE edges: sequences of a micro-batch); experts: most experts of the FFN rank, or of its
      node where dispatches are relayed. */

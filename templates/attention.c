@@ -92,20 +92,27 @@ static void head_row_back(const MoeReal *raw, const float *gain, const float *co
   }
 }
 
-/* q [seq, G, d], k and v [seq, d] of one key head. */
-static void load_heads(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, size_t kv)
+/* k and v [seq, d] of one key head. */
+static void load_keys(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, size_t kv)
 {
   for (size_t p = 0; p < seq; p++) {
-    const MoeReal *row = qkv + p * MOE_QKV_DIM;
-    const float *cosp = core->cos + p * HALF;
-    const float *sinp = core->sin + p * HALF;
-    const MoeReal *v = row + MOE_Q_DIM + MOE_KV_DIM + kv * D;
-    for (size_t g = 0; g < G; g++) {
-      head_row(row + (kv * G + g) * D, w + MOE_AT_QNORM, cosp, sinp, core->q + (p * G + g) * D);
-    }
-    head_row(row + MOE_Q_DIM + kv * D, w + MOE_AT_KNORM, cosp, sinp, core->k + p * D);
+    const MoeReal *k = qkv + p * MOE_QKV_DIM + MOE_Q_DIM + kv * D;
+    const MoeReal *v = k + MOE_KV_DIM;
+    head_row(k, w + MOE_AT_KNORM, core->cos + p * HALF, core->sin + p * HALF, core->k + p * D);
     for (size_t i = 0; i < D; i++) {
       core->v[p * D + i] = moe_get(v[i]);
+    }
+  }
+}
+
+/* q [positions, G, d] of one key head, positions q0 .. q_end. */
+static void load_queries(const MoeCore *core, size_t q0, size_t q_end, const MoeReal *qkv, const float *w, size_t kv)
+{
+  float *q = core->q;
+  for (size_t p = q0; p < q_end; p++) {
+    for (size_t g = 0; g < G; g++, q += D) {
+      const MoeReal *raw = qkv + p * MOE_QKV_DIM + (kv * G + g) * D;
+      head_row(raw, w + MOE_AT_QNORM, core->cos + p * HALF, core->sin + p * HALF, q);
     }
   }
 }
@@ -147,13 +154,14 @@ static void softmax_tile(const MoeCore *core, size_t rows, size_t q0, size_t k0,
 void moe_attention(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, MoeReal *o, float *lse)
 {
   for (size_t kv = 0; kv < MOE_KV_HEADS; kv++) {
-    load_heads(core, seq, qkv, w, kv);
+    load_keys(core, seq, qkv, w, kv);
     for (size_t q0 = 0; q0 < seq; q0 += MOE_TILE_Q) {
       size_t q_end = moe_min(q0 + MOE_TILE_Q, seq);
       size_t rows = (q_end - q0) * G;
+      load_queries(core, q0, q_end, qkv, w, kv);
       for (size_t k0 = 0; k0 < q_end; k0 += MOE_TILE_K) {
         size_t nk = moe_min(MOE_TILE_K, q_end - k0);
-        moe_gemm_nt(rows, nk, D, core->q + q0 * G * D, D, core->k + k0 * D, D, 0.0f, core->p, nk);
+        moe_gemm_nt(rows, nk, D, core->q, D, core->k + k0 * D, D, 0.0f, core->p, nk);
         softmax_tile(core, rows, q0, k0, nk);
         moe_gemm_nn(rows, D, nk, core->p, nk, core->v + k0 * D, D, k0 > 0 ? 1.0f : 0.0f, core->acc, D);
       }
@@ -189,73 +197,87 @@ static void grad_tile(const MoeCore *core, size_t rows, size_t q0, size_t k0, si
   }
 }
 
-/* dO [seq, G, d] of one key head. */
-static void load_grads(const MoeCore *core, size_t seq, const float *d_o, size_t kv)
+/* dO [positions, G, d] of one key head, positions q0 .. q_end; row_max becomes lse, row_sum D. */
+static void load_grads(const MoeCore *core, size_t q0, size_t q_end, const MoeReal *dqkv, const MoeReal *o,
+                       const float *lse, size_t kv)
 {
-  for (size_t p = 0; p < seq; p++) {
-    memcpy(core->d_o + p * G * D, d_o + p * MOE_Q_DIM + kv * G * D, sizeof(float) * G * D);
+  float buf[D];
+  size_t r = 0;
+  for (size_t p = q0; p < q_end; p++) {
+    for (size_t head = kv * G; head < (kv + 1) * G; head++, r++) {
+      const MoeReal *from = dqkv + p * MOE_QKV_DIM + head * D;
+      float *d_o = core->d_o + r * D;
+      for (size_t i = 0; i < D; i++) {
+        d_o[i] = moe_get(from[i]);
+      }
+      core->row_max[r] = lse[p * MOE_HEADS + head];
+      core->row_sum[r] = moe_dot(d_o, moe_floats(o + p * MOE_Q_DIM + head * D, D, buf), D);
+    }
   }
 }
 
-static void store_grads(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, size_t kv, MoeReal *dqkv,
-                        float *gw)
+/* acc holds dq. */
+static void store_queries(const MoeCore *core, size_t q0, size_t q_end, const MoeReal *qkv, const float *w, size_t kv,
+                          MoeReal *dqkv, float *dgain)
 {
-  float dgain_q[D] = {0};
-  float dgain_k[D] = {0};
-  for (size_t p = 0; p < seq; p++) {
-    const MoeReal *row = qkv + p * MOE_QKV_DIM;
-    MoeReal *d_row = dqkv + p * MOE_QKV_DIM;
-    const float *cosp = core->cos + p * HALF;
-    const float *sinp = core->sin + p * HALF;
-    size_t at_k = MOE_Q_DIM + kv * D;
-    size_t at_v = at_k + MOE_KV_DIM;
-    for (size_t g = 0; g < G; g++) {
-      size_t at_q = (kv * G + g) * D;
-      head_row_back(row + at_q, w + MOE_AT_QNORM, cosp, sinp, core->dq + (p * G + g) * D, d_row + at_q, dgain_q);
-    }
-    head_row_back(row + at_k, w + MOE_AT_KNORM, cosp, sinp, core->dk + p * D, d_row + at_k, dgain_k);
-    for (size_t i = 0; i < D; i++) {
-      d_row[at_v + i] = moe_put(core->dv[p * D + i]);
+  const float *dq = core->acc;
+  for (size_t p = q0; p < q_end; p++) {
+    for (size_t g = 0; g < G; g++, dq += D) {
+      size_t at = p * MOE_QKV_DIM + (kv * G + g) * D;
+      const float *cosp = core->cos + p * HALF;
+      head_row_back(qkv + at, w + MOE_AT_QNORM, cosp, core->sin + p * HALF, dq, dqkv + at, dgain);
     }
   }
-  if (MOE_QK_NORM) {
+}
+
+static void store_keys(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, size_t kv, MoeReal *dqkv,
+                       float *dgain)
+{
+  for (size_t p = 0; p < seq; p++) {
+    size_t at = p * MOE_QKV_DIM + MOE_Q_DIM + kv * D;
+    const float *cosp = core->cos + p * HALF;
+    head_row_back(qkv + at, w + MOE_AT_KNORM, cosp, core->sin + p * HALF, core->dk + p * D, dqkv + at, dgain);
     for (size_t i = 0; i < D; i++) {
-      gw[MOE_AT_QNORM + i] += dgain_q[i];
-      gw[MOE_AT_KNORM + i] += dgain_k[i];
+      dqkv[at + MOE_KV_DIM + i] = moe_put(core->dv[p * D + i]);
     }
+  }
+}
+
+/* All keys for the queries q0 .. q_end: dk and dv are added to, dq goes to acc. */
+static void back_tile(const MoeCore *core, size_t q0, size_t q_end)
+{
+  size_t rows = (q_end - q0) * G;
+  for (size_t k0 = 0; k0 < q_end; k0 += MOE_TILE_K) {
+    size_t nk = moe_min(MOE_TILE_K, q_end - k0);
+    moe_gemm_nt(rows, nk, D, core->q, D, core->k + k0 * D, D, 0.0f, core->p, nk);
+    moe_gemm_nt(rows, nk, D, core->d_o, D, core->v + k0 * D, D, 0.0f, core->dp, nk);
+    grad_tile(core, rows, q0, k0, nk);
+    moe_gemm_tn(nk, D, rows, core->p, nk, core->d_o, D, 1.0f, core->dv + k0 * D, D);
+    moe_gemm_tn(nk, D, rows, core->dp, nk, core->q, D, 1.0f, core->dk + k0 * D, D);
+    moe_gemm_nn(rows, D, nk, core->dp, nk, core->k + k0 * D, D, k0 > 0 ? 1.0f : 0.0f, core->acc, D);
   }
 }
 
 void moe_attention_back(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, const MoeReal *o,
-                        const float *lse, const float *d_o, MoeReal *dqkv, float *gw)
+                        const float *lse, MoeReal *dqkv, float *gw)
 {
-  float buf[D];
   for (size_t kv = 0; kv < MOE_KV_HEADS; kv++) {
-    load_heads(core, seq, qkv, w, kv);
-    load_grads(core, seq, d_o, kv);
+    float dgain_q[D] = {0};
+    float dgain_k[D] = {0};
+    load_keys(core, seq, qkv, w, kv);
     memset(core->dk, 0, seq * D * sizeof(float));
     memset(core->dv, 0, seq * D * sizeof(float));
     for (size_t q0 = 0; q0 < seq; q0 += MOE_TILE_Q) {
       size_t q_end = moe_min(q0 + MOE_TILE_Q, seq);
-      size_t rows = (q_end - q0) * G;
-      const float *q = core->q + q0 * G * D;
-      const float *d_out = core->d_o + q0 * G * D;
-      for (size_t r = 0; r < rows; r++) {
-        size_t pos = q0 + r / G;
-        size_t head = kv * G + r % G;
-        core->row_max[r] = lse[pos * MOE_HEADS + head];
-        core->row_sum[r] = moe_dot(d_out + r * D, moe_floats(o + pos * MOE_Q_DIM + head * D, D, buf), D);
-      }
-      for (size_t k0 = 0; k0 < q_end; k0 += MOE_TILE_K) {
-        size_t nk = moe_min(MOE_TILE_K, q_end - k0);
-        moe_gemm_nt(rows, nk, D, q, D, core->k + k0 * D, D, 0.0f, core->p, nk);
-        moe_gemm_nt(rows, nk, D, d_out, D, core->v + k0 * D, D, 0.0f, core->dp, nk);
-        grad_tile(core, rows, q0, k0, nk);
-        moe_gemm_tn(nk, D, rows, core->p, nk, d_out, D, 1.0f, core->dv + k0 * D, D);
-        moe_gemm_tn(nk, D, rows, core->dp, nk, q, D, 1.0f, core->dk + k0 * D, D);
-        moe_gemm_nn(rows, D, nk, core->dp, nk, core->k + k0 * D, D, k0 > 0 ? 1.0f : 0.0f, core->dq + q0 * G * D, D);
-      }
+      load_queries(core, q0, q_end, qkv, w, kv);
+      load_grads(core, q0, q_end, dqkv, o, lse, kv);
+      back_tile(core, q0, q_end);
+      store_queries(core, q0, q_end, qkv, w, kv, dqkv, dgain_q);
     }
-    store_grads(core, seq, qkv, w, kv, dqkv, gw);
+    store_keys(core, seq, qkv, w, kv, dqkv, dgain_k);
+    for (size_t i = 0; MOE_QK_NORM && i < D; i++) {
+      gw[MOE_AT_QNORM + i] += dgain_q[i];
+      gw[MOE_AT_KNORM + i] += dgain_k[i];
+    }
   }
 }

@@ -1,14 +1,16 @@
 /* The FFN side of one layer: h = norm(a), expert e: y = down(act), act = silu(gate h) * (up h); a row's partial sum is
    that of weight * y over its pairs here, plus a on the row's home.
    Backward, per pair, dx being the row's gradient: d = down^T dx; dweight = <d, act>; dact = weight * d;
-   dup = dact g s, dgate = dact u s (1 + g (1 - s)), s = sigmoid(g). Pairs are kept grouped by expert. */
+   dup = dact g s, dgate = dact u s (1 + g (1 - s)), s = sigmoid(g). Pairs are kept grouped by expert.
+   Sums of rows are formed for MOE_FFN_ROWS of them at a time, expert after expert, so that scratch does not grow with
+   the micro-batch; the order of every sum follows from the list alone. */
 #include "moe_gemm.h"
 #include "moe_parts.h"
 #include "moe_vec.h"
 
 enum { F = MOE_FFN_HIDDEN, F2 = 2 * MOE_FFN_HIDDEN, H = MOE_HIDDEN };
 
-/* The part of the grouped order that one expert has. */
+/* Some pairs of one expert, neighbours in the grouped order. */
 typedef struct Group {
   size_t n, begin;
   const uint32_t *pair, *row;
@@ -20,10 +22,15 @@ static size_t local_experts(const MoeCall *call)
   return (size_t)moe_part_size(MOE_EXPERTS, call->n_ffn, call->me);
 }
 
-static Group group_of(const MoeCall *call, const MoeFfnSaved *s, size_t e)
+/* The pairs of expert e from *next on whose rows lie below row_end, as many as scratch holds; *next moves past them. */
+static Group take_group(const MoeCall *call, const MoeFfnSaved *s, size_t e, size_t row_end, uint32_t *next)
 {
-  size_t begin = s->first[e];
-  return (Group){.n = s->first[e + 1] - begin,
+  size_t begin = *next;
+  size_t end = moe_min(s->first[e + 1], begin + moe_min(MOE_FFN_TILE, s->list.head->rows));
+  while (*next < end && s->group_row[*next] < row_end) {
+    ++*next;
+  }
+  return (Group){.n = *next - begin,
                  .begin = begin,
                  .pair = s->group_pair + begin,
                  .row = s->group_row + begin,
@@ -62,12 +69,13 @@ static void add_row(float *sum, float weight, const float *x)
   }
 }
 
-/* sum [rows, H]: the residual on its home, else zero. */
-static void start_sums(const MoeCall *call, const MoeFfnSaved *s, const MoeReal *residual, float *sum)
+/* sum [n, H] of rows first .. first + n: the residual on its home, else zero. */
+static void start_sums(const MoeCall *call, const MoeFfnSaved *s, const MoeReal *residual, size_t first, size_t n,
+                       float *sum)
 {
-  for (size_t r = 0; r < s->list.head->rows; r++) {
-    if (s->list.rows[r].home == call->me) {
-      moe_row_add(sum + r * H, residual + r * H, true);
+  for (size_t r = 0; r < n; r++) {
+    if (s->list.rows[first + r].home == call->me) {
+      moe_row_add(sum + r * H, residual + (first + r) * H, true);
     } else {
       memset(sum + r * H, 0, H * sizeof *sum);
     }
@@ -87,20 +95,24 @@ static void swiglu(const MoeReal *gate_up, size_t n, float *act)
   }
 }
 
-/* d [F] is down^T dx of one pair; returns the gradient of its weight. */
-static float swiglu_back(const MoeReal *gate_up, const float *d, float weight, float *act, MoeReal *d_gate_up)
+/* d [F] is down^T dx of one pair; returns the gradient of its weight. gate_up [2 F] becomes its gradient: WGRAD needs
+   that and act, but not gate and up themselves. */
+static float swiglu_back(MoeReal *gate_up, const float *d, float weight, MoeReal *act)
 {
+  float row[MOE_BF16 ? F : 1];
+  float *out = moe_target(act, row);
   for (size_t i = 0; i < F; i++) {
     float g = moe_get(gate_up[i]);
     float u = moe_get(gate_up[F + i]);
     float s = 1.0f / (1.0f + moe_exp(-g));
     float silu = g * s;
     float dact = weight * d[i];
-    act[i] = moe_round(silu * u);
-    d_gate_up[i] = moe_put(dact * u * moe_fma(silu, 1.0f - s, s));
-    d_gate_up[F + i] = moe_put(dact * silu);
+    out[i] = moe_round(silu * u);
+    gate_up[i] = moe_put(dact * u * moe_fma(silu, 1.0f - s, s));
+    gate_up[F + i] = moe_put(dact * silu);
   }
-  return moe_dot(d, act, F);
+  moe_keep(act, out, F);
+  return moe_dot(d, out, F);
 }
 
 static MoeStatus take_rows(MoeCall *call, MoeFfnSaved *s)
@@ -119,37 +131,70 @@ static MoeStatus take_rows(MoeCall *call, MoeFfnSaved *s)
   return MOE_OK;
 }
 
+/* What one group adds to sum, whose first row is `first`. */
+static void group_fwd(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScratch *t, const Group *g, size_t first,
+                      float *sum)
+{
+  MoeReal *kept = s->gate_up + g->begin * F2;
+  float *gate_up = moe_target(kept, t->gate_up);
+  for (size_t j = 0; j < g->n; j++) {
+    moe_norm_row(s->a + g->row[j] * H, call->gain, s->rstd[g->row[j]], t->x + j * H);
+  }
+  moe_gemm_nt(g->n, F2, H, t->x, H, g->gate_up, H, 0.0f, gate_up, F2);
+  moe_keep(kept, gate_up, g->n * F2);
+  swiglu(kept, g->n, t->act);
+  moe_gemm_nt(g->n, H, F, t->act, F, g->down, F, 0.0f, t->x, H);
+  for (size_t j = 0; j < g->n; j++) {
+    add_row(sum + (g->row[j] - first) * H, s->list.pairs[g->pair[j]].weight, t->x + j * H);
+  }
+}
+
 MoeStatus moe_ffn_fwd(MoeCall *call)
 {
   MoeFfnSaved s;
   MoeFfnWork out;
   MoeFfnScratch t;
+  uint32_t next[MOE_EXPERTS];
   MOE_TRY(take_rows(call, &s));
   size_t rows = s.list.head->rows;
   moe_ffn_work_carve(call->work, rows, s.list.head->pairs, &out);
   moe_ffn_scratch_carve(call->scratch, rows, &t);
   group_pairs(call, &s);
-  moe_norm(s.a, call->gain, rows, t.h, s.rstd);
+  moe_rstds(s.a, rows, s.rstd);
 
-  float *sum = moe_target(out.rows, t.sum);
-  start_sums(call, &s, s.a, sum);
-  for (size_t e = 0; e < local_experts(call); e++) {
-    Group g = group_of(call, &s, e);
-    MoeReal *kept = s.gate_up + g.begin * F2;
-    float *gate_up = moe_target(kept, t.gate_up);
-    for (size_t j = 0; j < g.n; j++) {
-      memcpy(t.in + j * H, t.h + g.row[j] * H, H * sizeof(float));
+  memcpy(next, s.first, sizeof next);
+  for (size_t first = 0; first < rows; first += MOE_FFN_ROWS) {
+    size_t n = moe_min(MOE_FFN_ROWS, rows - first);
+    float *sum = moe_target(out.rows + first * H, t.sum);
+    start_sums(call, &s, s.a, first, n, sum);
+    for (size_t e = 0; e < local_experts(call); e++) {
+      Group g;
+      while ((g = take_group(call, &s, e, first + n, &next[e])).n > 0) {
+        group_fwd(call, &s, &t, &g, first, sum);
+      }
     }
-    moe_gemm_nt(g.n, F2, H, t.in, H, g.gate_up, H, 0.0f, gate_up, F2);
-    moe_keep(kept, gate_up, g.n * F2);
-    swiglu(kept, g.n, t.act);
-    moe_gemm_nt(g.n, H, F, t.act, F, g.down, F, 0.0f, t.out, H);
-    for (size_t j = 0; j < g.n; j++) {
-      add_row(sum + g.row[j] * H, s.list.pairs[g.pair[j]].weight, t.out + j * H);
-    }
+    moe_keep(out.rows + first * H, sum, n * H);
   }
-  moe_keep(out.rows, sum, rows * H);
   return MOE_OK;
+}
+
+/* What one group adds to dh, whose first row is `first`. */
+static void group_dgrad(const MoeFfnSaved *s, const MoeFfnWork *out, const MoeFfnScratch *t, const Group *g,
+                        size_t first, float *dh)
+{
+  MoeReal *gate_up = s->gate_up + g->begin * F2;
+  for (size_t j = 0; j < g->n; j++) {
+    moe_row_add(t->x + j * H, out->dx + g->row[j] * H, true);
+  }
+  moe_gemm_nn(g->n, F, H, t->x, H, g->down, F, 0.0f, t->act, F);
+  for (size_t j = 0; j < g->n; j++) {
+    float weight = s->list.pairs[g->pair[j]].weight;
+    out->dw[g->pair[j]] = swiglu_back(gate_up + j * F2, t->act + j * F, weight, out->act + (g->begin + j) * F);
+  }
+  moe_gemm_nn(g->n, H, F2, moe_floats(gate_up, g->n * F2, t->gate_up), F2, g->gate_up, H, 0.0f, t->x, H);
+  for (size_t j = 0; j < g->n; j++) {
+    add_row(dh + (g->row[j] - first) * H, 1.0f, t->x + j * H);
+  }
 }
 
 MoeStatus moe_ffn_dgrad(MoeCall *call)
@@ -157,36 +202,31 @@ MoeStatus moe_ffn_dgrad(MoeCall *call)
   MoeFfnSaved s;
   MoeFfnWork out;
   MoeFfnScratch t;
+  uint32_t next[MOE_EXPERTS];
   moe_ffn_saved(call, &s);
   size_t rows = s.list.head->rows;
   moe_ffn_work_carve(call->work, rows, s.list.head->pairs, &out);
   moe_ffn_scratch_carve(call->scratch, rows, &t);
   MOE_TRY(moe_take_grads(call, &s.list, out.dx));
 
-  float *dh = t.h;
-  memset(dh, 0, rows * H * sizeof *dh);
-  for (size_t e = 0; e < local_experts(call); e++) {
-    Group g = group_of(call, &s, e);
-    const MoeReal *gate_up = s.gate_up + g.begin * F2;
-    MoeReal *d_kept = out.d_gate_up + g.begin * F2;
-    for (size_t j = 0; j < g.n; j++) {
-      moe_row_add(t.in + j * H, out.dx + g.row[j] * H, true);
+  memcpy(next, s.first, sizeof next);
+  for (size_t first = 0; first < rows; first += MOE_FFN_ROWS) {
+    size_t end = moe_min(first + MOE_FFN_ROWS, rows);
+    memset(t.sum, 0, (end - first) * H * sizeof *t.sum);
+    for (size_t e = 0; e < local_experts(call); e++) {
+      Group g;
+      while ((g = take_group(call, &s, e, end, &next[e])).n > 0) {
+        group_dgrad(&s, &out, &t, &g, first, t.sum);
+      }
     }
-    moe_gemm_nn(g.n, F, H, t.in, H, g.down, F, 0.0f, t.d_act, F);
-    for (size_t j = 0; j < g.n; j++) {
-      float weight = s.list.pairs[g.pair[j]].weight;
-      out.dw[g.pair[j]] = swiglu_back(gate_up + j * F2, t.d_act + j * F, weight, t.act, d_kept + j * F2);
-    }
-    const float *d_gate_up = moe_floats(d_kept, g.n * F2, t.d_gate_up);
-    moe_gemm_nn(g.n, H, F2, d_gate_up, F2, g.gate_up, H, 0.0f, t.out, H);
-    for (size_t j = 0; j < g.n; j++) {
-      add_row(dh + g.row[j] * H, 1.0f, t.out + j * H);
+    for (size_t at = first; at < end; at += MOE_FFN_TILE) {
+      size_t n = moe_min(MOE_FFN_TILE, end - at);
+      float *da = moe_target(out.rows + at * H, t.x);
+      start_sums(call, &s, out.dx, at, n, da);
+      moe_norm_back(s.a + at * H, call->gain, s.rstd + at, t.sum + (at - first) * H, n, da, call->g_gain);
+      moe_keep(out.rows + at * H, da, n * H);
     }
   }
-  float *da = moe_target(out.rows, t.sum);
-  start_sums(call, &s, out.dx, da);
-  moe_norm_back(s.a, call->gain, s.rstd, dh, rows, da, call->g_gain);
-  moe_keep(out.rows, da, rows * H);
   return MOE_OK;
 }
 
@@ -196,23 +236,29 @@ MoeStatus moe_ffn_wgrad(MoeCall *call)
   MoeFfnWork in;
   MoeFfnScratch t;
   moe_ffn_saved(call, &s);
-  moe_ffn_work_carve(call->work, s.list.head->rows, s.list.head->pairs, &in);
-  moe_ffn_scratch_carve(call->scratch, s.list.head->rows, &t);
+  size_t rows = s.list.head->rows;
+  moe_ffn_work_carve(call->work, rows, s.list.head->pairs, &in);
+  moe_ffn_scratch_carve(call->scratch, rows, &t);
   for (size_t e = 0; e < local_experts(call); e++) {
-    Group g = group_of(call, &s, e);
     float *gw = call->gw + e * MOE_EXPERT_ELEMS;
-    for (size_t j = 0; j < g.n; j++) {
-      float weight = s.list.pairs[g.pair[j]].weight;
-      const MoeReal *dx = in.dx + g.row[j] * H;
-      for (size_t i = 0; i < H; i++) {
-        t.out[j * H + i] = moe_round(weight * moe_get(dx[i]));
+    uint32_t next = s.first[e];
+    Group g;
+    while ((g = take_group(call, &s, e, rows, &next)).n > 0) {
+      for (size_t j = 0; j < g.n; j++) {
+        float weight = s.list.pairs[g.pair[j]].weight;
+        const MoeReal *dx = in.dx + g.row[j] * H;
+        for (size_t i = 0; i < H; i++) {
+          t.x[j * H + i] = moe_round(weight * moe_get(dx[i]));
+        }
       }
-      moe_norm_row(s.a + g.row[j] * H, call->gain, s.rstd[g.row[j]], t.in + j * H);
+      const float *act = moe_floats(in.act + g.begin * F, g.n * F, t.act);
+      moe_gemm_tn(H, F, g.n, t.x, H, act, F, 1.0f, gw + MOE_AT_DOWN, F);
+      for (size_t j = 0; j < g.n; j++) {
+        moe_norm_row(s.a + g.row[j] * H, call->gain, s.rstd[g.row[j]], t.x + j * H);
+      }
+      const float *d_gate_up = moe_floats(s.gate_up + g.begin * F2, g.n * F2, t.gate_up);
+      moe_gemm_tn(F2, H, g.n, d_gate_up, F2, t.x, H, 1.0f, gw, H);
     }
-    swiglu(s.gate_up + g.begin * F2, g.n, t.act);
-    moe_gemm_tn(H, F, g.n, t.out, H, t.act, F, 1.0f, gw + MOE_AT_DOWN, F);
-    const float *d_gate_up = moe_floats(in.d_gate_up + g.begin * F2, g.n * F2, t.d_gate_up);
-    moe_gemm_tn(F2, H, g.n, d_gate_up, F2, t.in, H, 1.0f, gw, H);
   }
   return MOE_OK;
 }

@@ -56,18 +56,27 @@ static size_t ffn_work_bytes(const MoeDims *d)
   return moe_max(moe_max(moe_ffn_work_carve(NULL, ffn_rows(d), ffn_pairs(d), &w), sums), 64);
 }
 
+/* Of the compute thread: each side's ops are run by ranks that have that side. */
 static size_t scratch_bytes(const MoeDims *d)
 {
   MoeAttScratch att;
   MoeHeadScratch head;
   MoeFfnScratch ffn;
-  MoeSource *source;
   size_t senders = moe_max(moe_max(positive(d->n_src), positive(d->n_join)), positive(d->n_ffn) * positive(d->chunks));
   size_t tokens = positive(d->att_seqs) * positive(d->seq);
-  size_t bytes = moe_att_scratch_carve(NULL, tokens, positive(d->seq), senders, &att);
-  bytes = moe_max(bytes, moe_head_scratch_carve(NULL, senders, &head));
-  bytes = moe_max(bytes, moe_ffn_scratch_carve(NULL, ffn_rows(d), &ffn));
-  return moe_max(bytes, moe_source_scratch_carve(NULL, senders, &source));
+  size_t bytes = moe_ffn_scratch_carve(NULL, ffn_rows(d), &ffn);
+  if (tokens > 0) {
+    bytes = moe_max(bytes, moe_att_scratch_carve(NULL, tokens, positive(d->seq), senders, &att));
+    bytes = moe_max(bytes, moe_head_scratch_carve(NULL, senders, &head));
+  }
+  return bytes;
+}
+
+/* Of the progress thread: node sums. */
+static size_t comm_scratch_bytes(const MoeDims *d)
+{
+  MoeSource *source;
+  return moe_source_scratch_carve(NULL, d->relay ? positive(d->n_ffn) : 0, &source);
 }
 
 static size_t msg_bytes(MoeEdge edge, int32_t seq, int32_t src_seqs, int32_t experts)
@@ -100,6 +109,7 @@ const MoeKernels moe_kernels = {
     .ffn_saved_bytes = ffn_saved_bytes,
     .ffn_work_bytes = ffn_work_bytes,
     .scratch_bytes = scratch_bytes,
+    .comm_scratch_bytes = comm_scratch_bytes,
     .msg_bytes = msg_bytes,
     .run =
         {

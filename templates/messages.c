@@ -92,10 +92,8 @@ static int64_t chunk_of(const MoeCall *call, uint32_t token)
   return call->n_chunks == 1 ? 0 : moe_part_of(call->seq, call->n_chunks, token % (uint32_t)call->seq);
 }
 
-MoeStatus moe_take_dispatch_b(MoeCall *call, const MoeAttSaved *s, MoeSource *source, float *da, float *dw)
+MoeStatus moe_open_dispatch_b(const MoeCall *call, MoeSource *source)
 {
-  uint16_t owner[MOE_EXPERTS];
-  moe_owners(call->n_ffn, owner);
   if (call->n_in != call->n_ffn * call->n_chunks) {
     return MOE_EPROTO;
   }
@@ -105,36 +103,44 @@ MoeStatus moe_take_dispatch_b(MoeCall *call, const MoeAttSaved *s, MoeSource *so
       return MOE_EPROTO;
     }
   }
-  for (size_t t = 0; t < s->tokens; t++) {
+  return MOE_OK;
+}
+
+MoeStatus moe_take_dispatch_b(const MoeCall *call, const MoeAttSaved *s, MoeSource *source, size_t first, size_t n,
+                              float *da, float *dw)
+{
+  uint16_t owner[MOE_EXPERTS];
+  moe_owners(call->n_ffn, owner);
+  for (size_t t = first; t < first + n; t++, da += MOE_HIDDEN, dw += MOE_TOP_K) {
     uint32_t token = s->head->seq0 * s->head->seq + (uint32_t)t;
     const uint16_t *choice = s->choice + t * MOE_TOP_K;
     const uint8_t *dropped = s->dropped + t * MOE_TOP_K;
     MoeRoute route;
     MoeTarget target[MOE_TOP_K];
     route_of(s, owner, t, token, &route);
-    size_t n = moe_targets(call, &route, token, target);
+    size_t n_targets = moe_targets(call, &route, token, target);
     MoeSource *chunk = source + chunk_of(call, token) * call->n_ffn;
     for (size_t k = 0; k < MOE_TOP_K; k++) {
-      dw[t * MOE_TOP_K + k] = 0.0f;
+      dw[k] = 0.0f;
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n_targets; i++) {
       MoeSource *from = &chunk[target[i].rank];
       const float *values = from->view.pairs;
       if (from->row == from->view.n_rows) {
         return MOE_EPROTO;
       }
-      moe_row_add(da + t * MOE_HIDDEN, from->view.rows + from->row++ * MOE_HIDDEN, i == 0);
+      moe_row_add(da, from->view.rows + from->row++ * MOE_HIDDEN, i == 0);
       for (size_t k = 0; k < MOE_TOP_K; k++) {
         if (!dropped[k] && moe_in_target(&target[i], owner[choice[k]])) {
           if (from->pair == from->view.n_pairs) {
             return MOE_EPROTO;
           }
-          dw[t * MOE_TOP_K + k] = values[from->pair++];
+          dw[k] = values[from->pair++];
         }
       }
     }
   }
-  return moe_sources_done(call, source) ? MOE_OK : MOE_EPROTO;
+  return MOE_OK;
 }
 
 /* One message of a list: its rows ascend, its pairs belong to the ranks and are as many as the rows say. */

@@ -33,6 +33,21 @@
    : (8 << 20) / MOE_VOCAB < 32 ? (size_t)32                                                                           \
                                 : (size_t)((8 << 20) / MOE_VOCAB))
 
+/* Pairs of one expert that are worked on at once; rows whose sums are under way at once, of which an expert has a share
+   of MOE_FFN_SHARE or more: products of fewer rows spend their time on reading weights. Tests choose smaller ones. */
+#ifndef MOE_FFN_TILE
+#define MOE_FFN_TILE ((size_t)1024)
+#endif
+#ifndef MOE_FFN_SHARE
+#define MOE_FFN_SHARE 256
+#endif
+#define MOE_FFN_ROWS ((size_t)MOE_FFN_SHARE * ((MOE_EXPERTS + MOE_TOP_K - 1) / MOE_TOP_K))
+
+/* Tokens whose rows are held as floats at once, in all that works token by token. */
+#ifndef MOE_ATT_TILE
+#define MOE_ATT_TILE ((size_t)1024)
+#endif
+
 /* One attention tile: query positions (times the heads that share a key head) and keys. */
 #define MOE_TILE_Q (MOE_GROUP <= 2 ? 64 : MOE_GROUP <= 4 ? 32 : 16)
 #define MOE_TILE_R (MOE_TILE_Q * MOE_GROUP)

@@ -6,29 +6,35 @@
 
 /* norm.c: y = round(gain * round(x * rstd)), rstd = 1 / sqrt(mean(x^2) + eps). Rows of H. */
 void moe_norm(const MoeReal *x, const float *gain, size_t n, float *y, float *rstd);
+void moe_rstds(const MoeReal *x, size_t n, float *rstd);
 void moe_norm_row(const MoeReal *x, const float *gain, float rstd, float *y); /* the same again from a saved rstd */
 void moe_norm_rows(const MoeReal *x, const float *gain, const float *rstd, size_t n, float *y);
 /* dx += its gradient for dy; g_gain += that of the gain, in row order. */
 void moe_norm_back(const MoeReal *x, const float *gain, const float *rstd, const float *dy, size_t n, float *dx,
                    float *g_gain);
 
-/* attention.c: one sequence. qkv [seq, QKV] raw, w the bucket ATT, o [seq, Q], lse [seq, heads]. */
+/* attention.c: one sequence. qkv [seq, QKV] raw, w the bucket ATT, o [seq, Q], lse [seq, heads]. The gradient of o
+   comes in the query columns of dqkv, whose gradients take its place. */
 void moe_rope_tables(const MoeCore *core, size_t seq);
 void moe_attention(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, MoeReal *o, float *lse);
 void moe_attention_back(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, const MoeReal *o,
-                        const float *lse, const float *d_o, MoeReal *dqkv, float *gw);
+                        const float *lse, MoeReal *dqkv, float *gw);
 
 /* router.c: reads the logits in s->prob and fills prob, choice, weight, dropped, picks. EINVAL: too few experts in
  * route_only. */
 MoeStatus moe_router(const MoeCall *call, const MoeAttSaved *s);
-/* dw [T, K], 0 where dropped; dz [T, E] is written whole, balance loss included. */
-void moe_router_back(const MoeCall *call, const MoeAttSaved *s, const float *dw, float *dz);
+/* Tokens first .. first + n of the call: dw [n, K], 0 where dropped; dz [n, E] is written whole, balance loss included.
+ */
+void moe_router_back(const MoeCall *call, const MoeAttSaved *s, size_t first, size_t n, const float *dw, float *dz);
 
 /* messages.c. EPROTO: a message contradicts the lists; EOVERFLOW: more rows than a micro-batch has. */
 /* Sums the rows of COMBINE into x [T, H], in rank order, and keeps the senders' lists. */
 MoeStatus moe_take_combine(MoeCall *call, MoeReal *x, const MoeSenders *senders, MoeSource *source);
-/* Sums the rows of DISPATCH_B into da [T, H], in rank order; dw [T, K], 0 where dropped. */
-MoeStatus moe_take_dispatch_b(MoeCall *call, const MoeAttSaved *s, MoeSource *source, float *da, float *dw);
+/* DISPATCH_B: opens the messages; sums the rows of the next n tokens, from `first` on, into da [n, H], in rank order,
+   and fills dw [n, K], 0 where dropped. moe_sources_done() says whether nothing is left. */
+MoeStatus moe_open_dispatch_b(const MoeCall *call, MoeSource *source);
+MoeStatus moe_take_dispatch_b(const MoeCall *call, const MoeAttSaved *s, MoeSource *source, size_t first, size_t n,
+                              float *da, float *dw);
 /* Checks DISPATCH or FORWARD messages whose experts must lie on ranks first to last - 1, and counts. */
 MoeStatus moe_count_list(const MoeCall *call, size_t first, size_t last, size_t *rows_p, size_t *pairs_p);
 void moe_copy_list(const MoeCall *call, size_t rows, size_t pairs, const MoeList *list);

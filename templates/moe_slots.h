@@ -176,7 +176,7 @@ typedef struct MoeFfnSaved {
   uint32_t *first;      /* [E + 1] where each local expert's pairs begin in the grouped order */
   uint32_t *group_pair; /* [pairs] grouped order: index in list.pairs */
   uint32_t *group_row;  /* [pairs] grouped order: row */
-  MoeReal *gate_up;     /* [pairs, 2 F] grouped order */
+  MoeReal *gate_up;     /* [pairs, 2 F] grouped order; FFN_DGRAD leaves its gradient there */
 } MoeFfnSaved;
 
 static inline size_t moe_ffn_saved_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnSaved *s)
@@ -209,10 +209,10 @@ static inline void moe_ffn_saved(const MoeCall *call, MoeFfnSaved *s)
 /* Work of FFN_FWD (rows: partial sums), of NODE_REDUCE (rows: sums; dw: in the order of the relay's pairs) and of
    FFN_DGRAD (rows: gradient of a; the last two are for FFN_WGRAD). */
 typedef struct MoeFfnWork {
-  MoeReal *rows;      /* [rows, H] */
-  float *dw;          /* [pairs] gradient of the routing weights */
-  MoeReal *dx;        /* [rows, H] gradient of the layer's output, as it arrived */
-  MoeReal *d_gate_up; /* [pairs, 2 F] grouped order */
+  MoeReal *rows; /* [rows, H] */
+  float *dw;     /* [pairs] gradient of the routing weights */
+  MoeReal *dx;   /* [rows, H] gradient of the layer's output, as it arrived */
+  MoeReal *act;  /* [pairs, F] grouped order: silu(gate) * up */
 } MoeFfnWork;
 
 static inline size_t moe_ffn_work_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnWork *w)
@@ -221,7 +221,7 @@ static inline size_t moe_ffn_work_carve(uint8_t *base, size_t rows, size_t pairs
   w->rows = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->rows);
   w->dw = moe_carve(&c, pairs, sizeof *w->dw);
   w->dx = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->dx);
-  w->d_gate_up = moe_carve(&c, pairs * 2 * MOE_FFN_HIDDEN, sizeof *w->d_gate_up);
+  w->act = moe_carve(&c, pairs * MOE_FFN_HIDDEN, sizeof *w->act);
   return c.at;
 }
 
@@ -231,7 +231,7 @@ static inline size_t moe_sum_work_carve(uint8_t *base, size_t rows, size_t pairs
   w->rows = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->rows);
   w->dw = moe_carve(&c, pairs, sizeof *w->dw);
   w->dx = NULL;
-  w->d_gate_up = NULL;
+  w->act = NULL;
   return c.at;
 }
 
@@ -240,20 +240,19 @@ static inline size_t moe_sum_work_carve(uint8_t *base, size_t rows, size_t pairs
 #define MOE_IF_BF16(n) (MOE_BF16 ? (n) : 0)
 
 typedef struct MoeCore {
-  float *cos, *sin;    /* [seq, d / 2] */
-  float *q, *dq, *d_o; /* [seq, group, d] of the query heads that share one key head */
-  float *k, *v;        /* [seq, d] */
+  float *cos, *sin; /* [seq, d / 2] */
+  float *q, *d_o;   /* [TILE_R, d] of the query heads that share one key head */
+  float *k, *v;     /* [seq, d] */
   float *dk, *dv;
   float *p, *dp;            /* [TILE_R, TILE_K] */
-  float *acc;               /* [TILE_R, d] */
+  float *acc;               /* [TILE_R, d] output; gradient of q */
   float *row_max, *row_sum; /* [TILE_R] */
 } MoeCore;
 
 typedef struct MoeAttScratch {
-  float *h0, *h1;    /* [T, H] */
-  float *q;          /* [T, Q] */
-  float *qkv;        /* [T, QKV] bf16 */
-  float *dw;         /* [T, K] */
+  float *h0, *h1;    /* [ATT_TILE, H] */
+  float *wide;       /* [ATT_TILE, QKV] */
+  float *dw;         /* [ATT_TILE, K] */
   MoeSource *source; /* [senders] */
   MoeCore core;
 } MoeAttScratch;
@@ -262,26 +261,26 @@ static inline size_t moe_att_scratch_carve(uint8_t *base, size_t tokens, size_t 
 {
   MoeCarve c = {base, 0};
   size_t head = seq * MOE_HEAD_DIM;
-  s->h0 = moe_carve(&c, tokens * MOE_HIDDEN, sizeof(float));
-  s->h1 = moe_carve(&c, tokens * MOE_HIDDEN, sizeof(float));
-  s->q = moe_carve(&c, tokens * MOE_Q_DIM, sizeof(float));
-  s->qkv = moe_carve(&c, MOE_IF_BF16(tokens * MOE_QKV_DIM), sizeof(float));
-  s->dw = moe_carve(&c, tokens * MOE_TOP_K, sizeof(float));
+  size_t tile = moe_min(tokens, MOE_ATT_TILE);
+  size_t rows = (size_t)MOE_TILE_R;
+  s->h0 = moe_carve(&c, tile * MOE_HIDDEN, sizeof(float));
+  s->h1 = moe_carve(&c, tile * MOE_HIDDEN, sizeof(float));
+  s->wide = moe_carve(&c, tile * MOE_QKV_DIM, sizeof(float));
+  s->dw = moe_carve(&c, tile * MOE_TOP_K, sizeof(float));
   s->source = moe_carve(&c, senders, sizeof *s->source);
   s->core.cos = moe_carve(&c, head / 2, sizeof(float));
   s->core.sin = moe_carve(&c, head / 2, sizeof(float));
-  s->core.q = moe_carve(&c, head * MOE_GROUP, sizeof(float));
-  s->core.dq = moe_carve(&c, head * MOE_GROUP, sizeof(float));
-  s->core.d_o = moe_carve(&c, head * MOE_GROUP, sizeof(float));
+  s->core.q = moe_carve(&c, rows * MOE_HEAD_DIM, sizeof(float));
+  s->core.d_o = moe_carve(&c, rows * MOE_HEAD_DIM, sizeof(float));
   s->core.k = moe_carve(&c, head, sizeof(float));
   s->core.v = moe_carve(&c, head, sizeof(float));
   s->core.dk = moe_carve(&c, head, sizeof(float));
   s->core.dv = moe_carve(&c, head, sizeof(float));
-  s->core.p = moe_carve(&c, (size_t)MOE_TILE_R * MOE_TILE_K, sizeof(float));
-  s->core.dp = moe_carve(&c, (size_t)MOE_TILE_R * MOE_TILE_K, sizeof(float));
-  s->core.acc = moe_carve(&c, (size_t)MOE_TILE_R * MOE_HEAD_DIM, sizeof(float));
-  s->core.row_max = moe_carve(&c, MOE_TILE_R, sizeof(float));
-  s->core.row_sum = moe_carve(&c, MOE_TILE_R, sizeof(float));
+  s->core.p = moe_carve(&c, rows * MOE_TILE_K, sizeof(float));
+  s->core.dp = moe_carve(&c, rows * MOE_TILE_K, sizeof(float));
+  s->core.acc = moe_carve(&c, rows * MOE_HEAD_DIM, sizeof(float));
+  s->core.row_max = moe_carve(&c, rows, sizeof(float));
+  s->core.row_sum = moe_carve(&c, rows, sizeof(float));
   return c.at;
 }
 
@@ -304,26 +303,20 @@ static inline size_t moe_head_scratch_carve(uint8_t *base, size_t senders, MoeHe
 }
 
 typedef struct MoeFfnScratch {
-  float *in;          /* [rows, H] gathered rows of one expert */
-  float *out;         /* [rows, H] its result */
-  float *act, *d_act; /* [rows, F] */
-  float *gate_up;     /* [rows, 2 F] bf16 */
-  float *d_gate_up;   /* [rows, 2 F] bf16 */
-  float *sum;         /* [rows, H] */
-  float *h;           /* [rows, H] */
+  float *x;       /* [FFN_TILE, H] rows of one expert's pairs, or its results */
+  float *act;     /* [FFN_TILE, F] */
+  float *gate_up; /* [FFN_TILE, 2 F] bf16 */
+  float *sum;     /* [FFN_ROWS, H] */
 } MoeFfnScratch;
 
 static inline size_t moe_ffn_scratch_carve(uint8_t *base, size_t rows, MoeFfnScratch *s)
 {
   MoeCarve c = {base, 0};
-  s->in = moe_carve(&c, rows * MOE_HIDDEN, sizeof(float));
-  s->out = moe_carve(&c, rows * MOE_HIDDEN, sizeof(float));
-  s->act = moe_carve(&c, rows * MOE_FFN_HIDDEN, sizeof(float));
-  s->d_act = moe_carve(&c, rows * MOE_FFN_HIDDEN, sizeof(float));
-  s->gate_up = moe_carve(&c, MOE_IF_BF16(rows * 2 * MOE_FFN_HIDDEN), sizeof(float));
-  s->d_gate_up = moe_carve(&c, MOE_IF_BF16(rows * 2 * MOE_FFN_HIDDEN), sizeof(float));
-  s->sum = moe_carve(&c, rows * MOE_HIDDEN, sizeof(float));
-  s->h = moe_carve(&c, rows * MOE_HIDDEN, sizeof(float));
+  size_t tile = moe_min(rows, MOE_FFN_TILE);
+  s->x = moe_carve(&c, tile * MOE_HIDDEN, sizeof(float));
+  s->act = moe_carve(&c, tile * MOE_FFN_HIDDEN, sizeof(float));
+  s->gate_up = moe_carve(&c, MOE_IF_BF16(tile * 2 * MOE_FFN_HIDDEN), sizeof(float));
+  s->sum = moe_carve(&c, moe_min(rows, MOE_FFN_ROWS) * MOE_HIDDEN, sizeof(float));
   return c.at;
 }
 

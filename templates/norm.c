@@ -17,14 +17,20 @@ void moe_norm_rows(const MoeReal *x, const float *gain, const float *rstd, size_
   }
 }
 
-void moe_norm(const MoeReal *x, const float *gain, size_t n, float *y, float *rstd)
+void moe_rstds(const MoeReal *x, size_t n, float *rstd)
 {
   float row[MOE_BF16 ? MOE_HIDDEN : 1];
   for (size_t r = 0; r < n; r++) {
-    const MoeReal *xr = x + r * MOE_HIDDEN;
-    const float *xf = moe_floats(xr, MOE_HIDDEN, row);
+    const float *xf = moe_floats(x + r * MOE_HIDDEN, MOE_HIDDEN, row);
     rstd[r] = 1.0f / sqrtf(moe_dot(xf, xf, MOE_HIDDEN) / (float)MOE_HIDDEN + (float)MOE_NORM_EPS);
-    moe_norm_row(xr, gain, rstd[r], y + r * MOE_HIDDEN);
+  }
+}
+
+void moe_norm(const MoeReal *x, const float *gain, size_t n, float *y, float *rstd)
+{
+  for (size_t r = 0; r < n; r++) {
+    moe_rstds(x + r * MOE_HIDDEN, 1, &rstd[r]);
+    moe_norm_row(x + r * MOE_HIDDEN, gain, rstd[r], y + r * MOE_HIDDEN);
   }
 }
 

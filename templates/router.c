@@ -123,15 +123,15 @@ static void weights_back(const float *p, const float *weight, const uint16_t *ch
   }
 }
 
-void moe_router_back(const MoeCall *call, const MoeAttSaved *s, const float *dw, float *dz)
+void moe_router_back(const MoeCall *call, const MoeAttSaved *s, size_t first, size_t n, const float *dw, float *dz)
 {
   size_t seq = (size_t)call->seq;
   double scale = MOE_BALANCE_COEF * call->inv_seqs * MOE_EXPERTS / ((double)seq * MOE_TOP_K) / (double)seq;
-  for (size_t t = 0; t < s->tokens; t++) {
+  for (size_t t = first; t < first + n; t++) {
     const uint32_t *picks = s->picks + t / seq * MOE_EXPERTS;
     const float *p = s->prob + t * MOE_EXPERTS;
-    float *dzt = dz + t * MOE_EXPERTS;
-    weights_back(p, s->weight + t * MOE_TOP_K, s->choice + t * MOE_TOP_K, dw + t * MOE_TOP_K, dzt);
+    float *dzt = dz + (t - first) * MOE_EXPERTS;
+    weights_back(p, s->weight + t * MOE_TOP_K, s->choice + t * MOE_TOP_K, dw + (t - first) * MOE_TOP_K, dzt);
     if (MOE_BALANCE_COEF > 0.0) {
       float h[MOE_EXPERTS];
       for (size_t e = 0; e < MOE_EXPERTS; e++) {

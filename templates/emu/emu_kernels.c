@@ -83,6 +83,7 @@ const MoeKernels moe_kernels = {
     .ffn_saved_bytes = one_line,
     .ffn_work_bytes = one_line,
     .scratch_bytes = one_line,
+    .comm_scratch_bytes = one_line,
     .msg_bytes = msg_bytes,
     .run =
         {

@@ -32,19 +32,23 @@ static MemoryTerms terms(const Spec *spec, MemIn in, int in_flight, int roles)
   return m;
 }
 
-static int64_t largest(int64_t a, int64_t b)
-{
-  return a > b ? a : b;
-}
-
-static size_t any_scratch(size_t tokens, size_t seq, size_t senders, size_t rows)
+static size_t att_scratch(size_t tokens, size_t seq, size_t senders)
 {
   MoeAttScratch att;
   MoeHeadScratch head;
+  return moe_max(moe_att_scratch_carve(NULL, tokens, seq, senders, &att), moe_head_scratch_carve(NULL, senders, &head));
+}
+
+static size_t ffn_scratch(size_t rows)
+{
   MoeFfnScratch ffn;
-  size_t n = moe_att_scratch_carve(NULL, tokens, seq, senders, &att), h = moe_head_scratch_carve(NULL, senders, &head);
-  size_t f = rows ? moe_ffn_scratch_carve(NULL, rows, &ffn) : 0;
-  return (size_t)largest((int64_t)n, largest((int64_t)h, (int64_t)f));
+  return moe_ffn_scratch_carve(NULL, rows, &ffn);
+}
+
+/* Of every rank, beside the kernels' scratch. */
+static size_t sums_and_sample(size_t seq)
+{
+  return moe_align64(4096 * 4) + moe_align64((seq + 1) * 4);
 }
 
 static void attention_slots_match(void **state)
@@ -74,7 +78,7 @@ static void attention_slots_match(void **state)
       in.micro_batches = 0;
       MemoryTerms still = terms(&spec, in, 1, PLAN_A);
       assert_int_equal(one.workspace - still.workspace, 2 * moe_align64(4 * t));
-      assert_int_equal(still.workspace, 2 * any_scratch(t, 48, n, 0) + moe_align64(4096 * 4) + moe_align64(49 * 4));
+      assert_int_equal(still.workspace, att_scratch(t, 48, n) + sums_and_sample(48));
       in.combine_from = 0;
       MemoryTerms deaf = terms(&spec, in, 1, PLAN_A);
       assert_int_equal(one.buffers - deaf.buffers,
@@ -104,8 +108,7 @@ static void ffn_slots_match(void **state)
         MemoryTerms one = terms(&spec, in, 1, PLAN_F), two = terms(&spec, in, 2, PLAN_F);
         assert_int_equal(two.activations - one.activations, slot * (size_t)chunks);
         assert_int_equal((one.activations - (int64_t)slot * chunks) % (int64_t)used, 0);
-        assert_int_equal(one.workspace, 2 * any_scratch(0, 50, (size_t)(ranks * chunks), t) + moe_align64(4096 * 4) +
-                                            moe_align64(51 * 4));
+        assert_int_equal(one.workspace, ffn_scratch(t) + sums_and_sample(50));
         in.dispatch_from = 0;
         MemoryTerms deaf = terms(&spec, in, 1, PLAN_F);
         size_t message = moe_align64(moe_msg_size(t, MOE_LIST_HEAD, t * k, MOE_LIST_PAIR));
@@ -115,14 +118,37 @@ static void ffn_slots_match(void **state)
           in.node_ranks = ranks;
           MemoryTerms relays = terms(&spec, in, 1, PLAN_F), more = terms(&spec, in, 2, PLAN_F);
           assert_int_equal(more.activations - relays.activations, slot + moe_relay_carve(NULL, t, &relay));
+          assert_int_equal(relays.workspace - one.workspace, moe_align64((size_t)ranks * sizeof(MoeSource)));
         }
       }
     }
   }
 }
 
+/* Rows of a micro-batch beyond a tile add nothing to scratch: of 64 times as many it holds the same. */
+static void scratch_is_bounded(void **state)
+{
+  (void)state;
+  for (int roles = PLAN_A; roles <= (PLAN_A | PLAN_F); roles++) {
+    for (int seqs = 1; seqs <= 64; seqs *= 4) {
+      ShapeSpec shape;
+      Spec spec = config_spec(&shape);
+      MemIn in = {.seq = 4096, .mb_seqs = seqs, .att_seqs = seqs, .att_ranks = 1, .ffn_ranks = 1};
+      in.own_ranks = in.replicas = in.att_moe = in.ffn_layers = in.node_ranks = 1;
+      in.experts = MOE_EXPERTS;
+      size_t t = (size_t)seqs * 4096, need = roles & PLAN_F ? ffn_scratch(t) : 0;
+      need = roles & PLAN_A ? moe_max(need, att_scratch(t, 4096, 1)) : need;
+      MemoryTerms m = terms(&spec, in, 1, roles);
+      assert_int_equal(m.workspace, need + sums_and_sample(4096));
+      assert_true(ffn_scratch(t) == ffn_scratch(4096) && att_scratch(t, 4096, 1) == att_scratch(4096, 4096, 1));
+    }
+  }
+  assert_true(ffn_scratch(16) < ffn_scratch(4096));
+}
+
 int main(void)
 {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(attention_slots_match), cmocka_unit_test(ffn_slots_match)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(attention_slots_match), cmocka_unit_test(ffn_slots_match),
+                                     cmocka_unit_test(scratch_is_bounded)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

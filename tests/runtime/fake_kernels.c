@@ -465,6 +465,7 @@ const MoeKernels fake_kernels = {
     .ffn_saved_bytes = slot_bytes,
     .ffn_work_bytes = slot_bytes,
     .scratch_bytes = slot_bytes,
+    .comm_scratch_bytes = slot_bytes,
     .msg_bytes = msg_bytes,
     .run = {[MOE_OP_EMBED_FWD] = embed,
             [MOE_OP_EMBED_WGRAD] = embed,

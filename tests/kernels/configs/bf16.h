@@ -1,4 +1,4 @@
-/* bf16 storage. */
+/* bf16 storage, and tiles smaller than a micro-batch. */
 #ifndef MOE_CONFIG_H
 #define MOE_CONFIG_H
 
@@ -19,5 +19,10 @@
 #define MOE_BALANCE_COEF 0.01
 #define MOE_TIED         0
 #define MOE_BF16         1
+
+/* not of the model */
+#define MOE_FFN_TILE  ((size_t)13)
+#define MOE_FFN_SHARE 6
+#define MOE_ATT_TILE  ((size_t)16)
 
 #endif

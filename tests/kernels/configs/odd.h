@@ -1,4 +1,5 @@
-/* Odd sizes: three query heads per key head, softmax kept as it is, drops, tied tables. */
+/* Odd sizes: three query heads per key head, softmax kept as it is, drops, tied tables; and tiles much
+   smaller than a micro-batch. */
 #ifndef MOE_CONFIG_H
 #define MOE_CONFIG_H
 
@@ -19,5 +20,10 @@
 #define MOE_BALANCE_COEF 0.05
 #define MOE_TIED         1
 #define MOE_BF16         0
+
+/* not of the model */
+#define MOE_FFN_TILE  ((size_t)7)
+#define MOE_FFN_SHARE 5
+#define MOE_ATT_TILE  ((size_t)11)
 
 #endif

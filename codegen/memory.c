@@ -327,6 +327,12 @@ static void add_gains(const Spec *spec, const MemIn *in, int moe, int dense, boo
 
 /* ---- terms ---- */
 
+/* Of one of a layer's messages: with an order that finishes layer after layer, each chunk's and the layer's before. */
+static int chan_slots(const MemIn *in)
+{
+  return in->work > 0 ? at_least(in->chunks, 2) : PLAN_CHAN_SLOTS;
+}
+
 static void memory_att(const Spec *spec, const MemIn *in, int roles, MemoryTerms *m)
 {
   int holders = in->own_ranks * in->replicas * ways(in), dense = spec->model.dense.layers;
@@ -350,7 +356,7 @@ static void memory_att(const Spec *spec, const MemIn *in, int roles, MemoryTerms
                         : in->under_way > 0 ? (int64_t)in->under_way * in->att_dense
                         : in->att_dense > 0 ? in->live
                                             : 0;
-  int64_t work = PLAN_WORK_SLOTS;
+  int64_t work = in->work > 0 ? in->work + 1 : PLAN_WORK_SLOTS; /* rows of a PIPE stay a moment longer */
   if (in->slots) {
     saved = in->slots->att_saved;
     work = in->slots->att_work;
@@ -361,7 +367,7 @@ static void memory_att(const Spec *spec, const MemIn *in, int roles, MemoryTerms
   if (in->slots) {
     return;
   }
-  m->buffers += PLAN_CHAN_SLOTS * in->ffn_ranks *
+  m->buffers += chan_slots(in) * in->ffn_ranks *
                 (in->combine_from * memory_message(spec, in, MOE_EDGE_COMBINE) +
                  in->dispatch_b_from * memory_message(spec, in, MOE_EDGE_DISPATCH_B));
   m->buffers += PLAN_CHAN_SLOTS * (in->pipe_from + in->pipe_b_from) * memory_message(spec, in, MOE_EDGE_PIPE);
@@ -377,19 +383,19 @@ static void memory_ffn(const Spec *spec, const MemIn *in, int roles, MemoryTerms
   }
 
   int64_t saved = (in->live > 0 ? in->live : (int64_t)in->in_flight * in->ffn_layers) * at_least(in->chunks, 1);
-  int64_t work = PLAN_WORK_SLOTS + in->relayed;
+  int64_t work = (in->work > 0 ? in->work * at_least(in->chunks, 1) : PLAN_WORK_SLOTS) + in->relayed;
   saved = in->slots ? in->slots->ffn_saved : saved;
   work = in->slots ? in->slots->ffn_work : work;
   m->activations += saved * ffn_saved_bytes(spec, in) + work * ffn_work_bytes(spec, in);
   if (in->slots) {
     return;
   }
-  m->buffers += PLAN_CHAN_SLOTS * in->att_ranks *
+  m->buffers += chan_slots(in) * in->att_ranks *
                 (in->dispatch_from * memory_message(spec, in, MOE_EDGE_DISPATCH) +
                  in->combine_b_from * memory_message(spec, in, MOE_EDGE_COMBINE_B));
   for (MoeEdge e = 0; in->relayed && e < MOE_EDGE_COUNT; e++) {
     bool within = e == MOE_EDGE_FORWARD || e == MOE_EDGE_FORWARD_B || e == MOE_EDGE_GATHER || e == MOE_EDGE_GATHER_B;
-    m->buffers += within ? PLAN_CHAN_SLOTS * in->node_ranks * memory_message(spec, in, e) : 0;
+    m->buffers += within ? chan_slots(in) * in->node_ranks * memory_message(spec, in, e) : 0;
   }
 }
 

@@ -28,6 +28,7 @@ typedef struct MemIn {
   int under_way;         /* micro-batches that may have slots at once; 0: any of them may be a dense layer's */
   const MemSlots *slots; /* or NULL: what the plan must have room for. With them messages do not count. */
   int own_ranks;         /* of the group itself */
+  int work;              /* slots of work that its order needs; 0: PLAN_WORK_SLOTS, and PLAN_CHAN_SLOTS for messages */
 
   int att_dense, att_moe; /* layers whose attention it has */
   bool embed, head;

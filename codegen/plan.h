@@ -27,6 +27,7 @@ typedef struct PlanGroup {
   MemoryTerms memory;
   int live; /* (layer, micro-batch) pairs that each of its sides has saved slots for; 0: in_flight for each layer */
   double nic_share; /* NICs per rank, below 1 where ranks share one; 0: nics / n_ranks */
+  int work;         /* colocated systems: slots that its order needs for work under way; 0: PLAN_WORK_SLOTS */
 } PlanGroup;
 
 typedef struct Plan {

@@ -307,13 +307,16 @@ int plan_deepest_run(const Spec *spec, const Plan *plan, int group)
   return (int)deepest;
 }
 
-/* Fills `live` of the groups: slots for the pairs of layer and micro-batch that each may have to keep. */
+/* Fills `live` and `work` of the groups: slots for the pairs of layer and micro-batch that each may have to keep, and
+   for work under way. */
 static void set_live(const Search *s, const StageLayout *at, Plan *plan, const StageOrder *orders)
 {
   for (int r = 0; r < plan->n_groups; r++) {
     int deepest = plan_deepest_run(s->spec, plan, r);
     int live = orders ? stage_live(&orders[r]) : stage_live_bound(s->system, at, r);
+    int owed = orders ? stage_owed(&orders[r]) : stage_owed_bound(s->system, at, r);
     plan->groups[r].live = live * deepest;
+    plan->groups[r].work = stage_work(s->system, owed, deepest);
   }
 }
 
@@ -333,7 +336,8 @@ static int64_t layout_need(Search *s, const StageLayout *at, int *fullest)
   set_live(s, at, &plan, NULL);
   int64_t most = 0;
   for (int g = 0; g < plan.n_groups; g++) {
-    bool look = g == 0 || g == plan.n_groups - 1 || plan.groups[g].live > plan.groups[g - 1].live;
+    bool look = g == 0 || g == plan.n_groups - 1 || plan.groups[g].live > plan.groups[g - 1].live ||
+                plan.groups[g].work > plan.groups[g - 1].work;
     int64_t need = look ? group_need(s, &plan, g) : 0;
     if (need > most) {
       most = need;

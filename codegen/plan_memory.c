@@ -162,6 +162,7 @@ MemIn plan_mem_in(const Spec *spec, const Plan *plan, const PlanGroup *g, int in
               .total_ranks = plan->replicas * plan->replica_ranks,
               .in_flight = in_flight,
               .live = g->live,
+              .work = g->work,
               .own_ranks = g->n_ranks,
               .node_ranks = 1};
   for (int i = 0; i < plan->n_groups; i++) {

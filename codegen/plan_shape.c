@@ -20,7 +20,9 @@ static bool runs_in_order(Arena *arena, Diag *diag, const Spec *spec, Plan *plan
   Arena *scratch = arena_new();
   StageOrder *orders = stage_orders(scratch, &in);
   for (int g = 0; g < plan->n_groups; g++) {
-    plan->groups[g].live = stage_live(&orders[g]) * plan_deepest_run(spec, plan, g);
+    int deepest = plan_deepest_run(spec, plan, g);
+    plan->groups[g].live = stage_live(&orders[g]) * deepest;
+    plan->groups[g].work = stage_work(plan->system, stage_owed(&orders[g]), deepest);
   }
   arena_free(scratch);
   return true;

@@ -266,3 +266,14 @@ int stage_live_bound(SystemKind system, const StageLayout *at, int rank)
   warm += system == SYSTEM_MEGATRON_OVERLAP;
   return warm + 1 < n ? warm + 1 : n;
 }
+
+int stage_owed_bound(SystemKind system, const StageLayout *at, int rank)
+{
+  int end = at->p - 1 - rank;
+  return system == SYSTEM_DUALPIPEV ? rank + 1 : system != SYSTEM_DUALPIPE ? 0 : (rank < end ? rank : end) + 1;
+}
+
+int stage_work(SystemKind system, int owed, int deepest)
+{
+  return owed > 0 ? owed * deepest : system == SYSTEM_MEGATRON_OVERLAP ? 2 : 1;
+}

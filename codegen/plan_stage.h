@@ -42,4 +42,12 @@ double stage_merged_ns(const StageTimes *, int layers, double tax);
 /* Most (stage, micro-batch) pairs that pipeline rank r keeps, by the rule of the order. */
 int stage_live_bound(SystemKind, const StageLayout *, int rank);
 
+/* The same for stage_owed(): where both directions are under way, a weight gradient waits for each step of the way in.
+ */
+int stage_owed_bound(SystemKind, const StageLayout *, int rank);
+
+/* Work slots of a rank that owes so many pairs of at most `deepest` layers: one for each layer of those. Else a layer's
+   are free when the next layer begins, and where messages run under compute when the one after begins. */
+int stage_work(SystemKind, int owed, int deepest);
+
 #endif

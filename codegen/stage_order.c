@@ -285,6 +285,18 @@ int stage_live(const StageOrder *order)
   return most;
 }
 
+int stage_owed(const StageOrder *order)
+{
+  int owed = 0, most = 0;
+  for (int i = 0; i < order->n; i++) {
+    StageOp op = order->steps[i].op;
+    owed += op == STAGE_I;
+    most = owed > most ? owed : most;
+    owed -= op == STAGE_W;
+  }
+  return most;
+}
+
 void stage_print(const StageOrder *order, FILE *out)
 {
   for (int i = 0; i < order->n; i++) {

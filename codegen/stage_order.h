@@ -65,6 +65,9 @@ StageOrder *stage_orders(Arena *, const StageIn *);
 /* Most (stage, micro-batch) pairs that a rank holds between their forward and their last gradient. */
 int stage_live(const StageOrder *);
 
+/* Most (stage, micro-batch) pairs whose input gradients a rank has formed apart and whose weight gradients it owes. */
+int stage_owed(const StageOrder *);
+
 /* Notation: "F1.2 F0.3&B1.0 b2.1 w2.1", micro-batch before stage; one line. */
 void stage_print(const StageOrder *, FILE *);
 

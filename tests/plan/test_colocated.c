@@ -344,6 +344,7 @@ static void live_stages_follow_the_orders(void **state)
                           bound);
             }
             assert_true(live <= bound && live + 1 >= bound);
+            assert_int_equal(stage_owed(&orders[r]), stage_owed_bound(colocated[k], &at, r));
           }
         }
       }

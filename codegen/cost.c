@@ -8,17 +8,8 @@
 
 #include <math.h>
 
+#include "codegen/arith.h"
 #include "runtime/moe_layout.h"
-
-static double max2(double a, double b)
-{
-  return a > b ? a : b;
-}
-
-static double min2(double a, double b)
-{
-  return a < b ? a : b;
-}
 
 /* ---- sizes of the model ---- */
 

@@ -8,6 +8,7 @@
    cpu target computes in fp32 and keeps fp32 weights whatever the type: 4 bytes a weight instead of 2. */
 #include "codegen/memory.h"
 
+#include "codegen/arith.h"
 #include "runtime/moe_layout.h"
 
 enum { TILE_KEYS = 256, SOURCE_BYTES = 56, SLOT_HEAD = 64, SUM_CHUNK = 4096 };
@@ -34,11 +35,6 @@ static int64_t piece(double n, int64_t size)
 static int64_t max64(int64_t a, int64_t b)
 {
   return a > b ? a : b;
-}
-
-static double min2(double a, double b)
-{
-  return a < b ? a : b;
 }
 
 /* Positions of the largest chunk of a sequence. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "codegen/plan_price.h"
+#include "codegen/arith.h"
 #include "runtime/moe_layout.h"
 
 /* Ranks of a group on a node. */
@@ -32,11 +33,6 @@ struct Mixed {
   Room att_room, ffn_room;
   double fill;
 };
-
-static double max2(double a, double b)
-{
-  return a > b ? a : b;
-}
 
 Mixed *mixed_new(Arena *arena, const Price *p)
 {

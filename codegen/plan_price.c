@@ -3,12 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "codegen/arith.h"
 #include "runtime/moe_layout.h"
-
-static double max2(double a, double b)
-{
-  return a > b ? a : b;
-}
 
 static int min_of(const int *list, int n, int otherwise)
 {

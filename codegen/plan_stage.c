@@ -7,12 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "codegen/arith.h"
 #include "runtime/moe_layout.h"
-
-static double max2(double a, double b)
-{
-  return a > b ? a : b;
-}
 
 static void grow(double *most, double value)
 {

@@ -1,0 +1,15 @@
+/* The larger and the smaller of two times or sizes. */
+#ifndef MOEC_ARITH_H
+#define MOEC_ARITH_H
+
+static inline double max2(double a, double b)
+{
+  return a > b ? a : b;
+}
+
+static inline double min2(double a, double b)
+{
+  return a < b ? a : b;
+}
+
+#endif

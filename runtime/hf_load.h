@@ -23,6 +23,10 @@ typedef struct MoeHfLoad {
 MoeStatus moe_hf_open(MoeHfLoad *, const MoeBundle *, const char *path);
 void moe_hf_close(MoeHfLoad *);
 
+/* Where the folder has a config.json that says another model than this one: one note for each difference that the
+   tensors' shapes do not show. */
+void moe_hf_check_config(const MoeBundle *, const char *path);
+
 /* Reads all parameters of a bucket, and nothing else, into `values`, the whole bucket. */
 void moe_hf_read(const MoeHfLoad *, const MoeBundle *, const MoeBucket *, float *values);
 

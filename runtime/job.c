@@ -299,6 +299,7 @@ static MoeStatus open_init(MoeRun *run, MoeHfLoad *init)
     return MOE_OK;
   }
   MOE_TRY(moe_hf_open(init, run->bundle, run->options->init));
+  moe_hf_check_config(run->bundle, run->options->init);
   run->init = init;
   return MOE_OK;
 }

@@ -88,6 +88,18 @@ def try_family(family):
     if max(losses) - min(losses) > 0.01: # bf16 messages, sums in another order
         sys.exit(f"FAIL: {family}: the layouts' losses from the same weights are {losses}")
     print(f"{family}: {len(there)} tensors equal in {len(PLANS)} layouts, loss {losses[0]:.3f}")
+    # the tensors fit, but the model is another: it says so, and in what
+    text = run(f"{home}/1x1/train", "--steps", "0", "--init", f"{home}/hf")
+    if "says" in text:
+        sys.exit(f"FAIL: the same config: {text}")
+    with open(f"{home}/hf/config.json", "w") as f:
+        json.dump(dict(CONFIGS[family], num_attention_heads=8, head_dim=8, rope_theta=5e5, num_experts_per_tok=1,
+                       rope_scaling=dict(type="yarn", factor=4)), f)
+    text = run(f"{home}/1x1/train", "--steps", "0", "--init", f"{home}/hf")
+    for part in ("num_attention_heads = 8, this model has 4", "rope_theta = 500000, this model has 10000",
+                 "num_experts_per_tok = 1, this model has 2", "scales RoPE, this model does not"):
+        if part not in text:
+            sys.exit(f"FAIL: another config: {part} is not in: {text}")
     wrong = dict(there)
     del wrong["lm_head.weight"]
     files.write_folder(f"{home}/wrong", wrong)

@@ -2,7 +2,7 @@
 """The way of a user: a Hugging Face folder -> moec import -> moec build -> train --init, --save-hf -> the same folder, in
 one rank per side and in two, and after training another one.
 
-  train.py MOEC WORK
+  train.py MOEC WORK [FAMILY...]
 """
 
 import json
@@ -15,14 +15,23 @@ import sys
 import files
 import models
 
-moec, work = os.path.abspath(sys.argv[1]), sys.argv[2]
+moec, work, families = os.path.abspath(sys.argv[1]), sys.argv[2], sys.argv[3:]
 
 CONFIG = dict(hidden_act="silu", num_hidden_layers=models.LAYERS, hidden_size=models.HIDDEN, vocab_size=models.VOCAB,
               rms_norm_eps=1e-6, num_attention_heads=models.HEADS, num_key_value_heads=models.KV_HEADS, num_experts_per_tok=2,
               rope_theta=10000.0, max_position_embeddings=64, torch_dtype="bfloat16", head_dim=models.HEAD_DIM)
+DENSE = dict(first_k_dense_replace=1, intermediate_size=models.DENSE, n_routed_experts=models.EXPERTS,
+             moe_intermediate_size=models.FFN, n_shared_experts=models.SHARED // models.FFN)
+LATENT = dict(q_lora_rank=models.Q_LORA, kv_lora_rank=models.KV_LORA, qk_nope_head_dim=models.NOPE, qk_rope_head_dim=models.ROPE,
+              v_head_dim=models.V_DIM, n_group=1, topk_group=1, routed_scaling_factor=2.5)
 CONFIGS = dict(
     qwen3_moe=dict(CONFIG, model_type="qwen3_moe", num_experts=models.EXPERTS, moe_intermediate_size=models.FFN, norm_topk_prob=True),
-    mixtral=dict(CONFIG, model_type="mixtral", num_local_experts=models.EXPERTS, intermediate_size=models.FFN))
+    mixtral=dict(CONFIG, model_type="mixtral", num_local_experts=models.EXPERTS, intermediate_size=models.FFN),
+    olmoe=dict(CONFIG, model_type="olmoe", num_experts=models.EXPERTS, intermediate_size=models.FFN, norm_topk_prob=False),
+    deepseek=dict(CONFIG, model_type="deepseek", **DENSE, norm_topk_prob=False, scoring_func="softmax"),
+    deepseek_v3=dict(CONFIG, model_type="deepseek_v3", **DENSE, **LATENT),
+    gpt_oss=dict(CONFIG, model_type="gpt_oss", num_local_experts=models.EXPERTS, intermediate_size=models.FFN, attention_bias=True,
+                 sliding_window=8, rope_scaling=dict(rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False)))
 PLANS = {"1x1": "plan { schedule = af_pipe;  stages = 1;  attention_gpus = 1;  ffn_gpus = 1;  replicas = 1 }",
          "2x2": "plan { schedule = af_pipe;  stages = 1;  attention_gpus = 2;  ffn_gpus = 2;  replicas = 1 }",
          "1x1x2": "plan { schedule = af_pipe;  stages = 2;  attention_gpus = 1;  ffn_gpus = 1;  replicas = 1 }"}
@@ -88,16 +97,17 @@ def try_family(family):
     if max(losses) - min(losses) > 0.01: # bf16 messages, sums in another order
         sys.exit(f"FAIL: {family}: the layouts' losses from the same weights are {losses}")
     print(f"{family}: {len(there)} tensors equal in {len(PLANS)} layouts, loss {losses[0]:.3f}")
+    scaled = "rope_scaling" in CONFIGS[family]
     # the tensors fit, but the model is another: it says so, and in what
     text = run(f"{home}/1x1/train", "--steps", "0", "--init", f"{home}/hf")
     if "says" in text:
         sys.exit(f"FAIL: the same config: {text}")
     with open(f"{home}/hf/config.json", "w") as f:
         json.dump(dict(CONFIGS[family], num_attention_heads=8, head_dim=8, rope_theta=5e5, num_experts_per_tok=1,
-                       rope_scaling=dict(type="yarn", factor=4)), f)
+                       rope_scaling=None if scaled else dict(type="yarn", factor=4)), f)
     text = run(f"{home}/1x1/train", "--steps", "0", "--init", f"{home}/hf")
     for part in ("num_attention_heads = 8, this model has 4", "rope_theta = 500000, this model has 10000",
-                 "num_experts_per_tok = 1, this model has 2", "scales RoPE, this model does not"):
+                 "num_experts_per_tok = 1, this model has 2", "does not scale RoPE, this model does" if scaled else "scales RoPE, this model does not"):
         if part not in text:
             sys.exit(f"FAIL: another config: {part} is not in: {text}")
     wrong = dict(there)
@@ -116,7 +126,23 @@ def quiet(own):
     return own
 
 
+def refuse():
+    """A model that is not known: its file stays as it was."""
+    os.makedirs(f"{work}/llama")
+    with open(f"{work}/llama/config.json", "w") as f:
+        json.dump(dict(CONFIG, model_type="llama"), f)
+    with open(f"{work}/kept", "w") as f:
+        f.write("kept\n")
+    text = run(moec, "import", f"{work}/llama", "-o", f"{work}/kept", code=1)
+    with open(f"{work}/kept") as f:
+        if 'model_type "llama" is not known' not in text or f.read() != "kept\n":
+            sys.exit(f"FAIL: an unknown model: {text}")
+    if "No such file" not in run(moec, "import", f"{work}/none", code=1):
+        sys.exit("FAIL: a folder that is not there")
+
+
 shutil.rmtree(work, ignore_errors=True)
 os.makedirs(work)
-for each in CONFIGS:
+refuse()
+for each in families or CONFIGS:
     try_family(each)

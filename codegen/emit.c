@@ -197,6 +197,17 @@ static void emit_string(FILE *out, const char *field, const char *value)
   fprintf(out, "\",\n");
 }
 
+static void emit_keys(FILE *out, const char *field, void (*print)(const Spec *, FILE *), const Spec *spec)
+{
+  char *text = NULL;
+  size_t n = 0;
+  FILE *mem = open_memstream(&text, &n);
+  print(spec, mem);
+  fclose(mem);
+  emit_string(out, field, text);
+  free(text);
+}
+
 static void emit_bundle_row(const Shape *shape, const ParamTables *tables, uint64_t hash, FILE *out)
 {
   const Spec *spec = shape->spec;
@@ -214,6 +225,8 @@ static void emit_bundle_row(const Shape *shape, const ParamTables *tables, uint6
   emit_string(out, "model", m->name);
   emit_string(out, "system", plan_system_name(plan->system));
   fprintf(out, "  .hash = UINT64_C(0x%016" PRIx64 "),\n", hash);
+  emit_keys(out, "model_keys", spec_print_model_keys, spec);
+  emit_keys(out, "train_keys", spec_print_train_keys, spec);
   fprintf(out, "  .replicas = %d,\n  .replica_ranks = %d,\n  .ranks_per_node = %d,\n", plan->replicas,
           plan->replica_ranks, plan->ranks_per_node);
   fprintf(out, "  .seat = seat,\n");

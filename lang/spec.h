@@ -218,6 +218,11 @@ void spec_print(const Spec *, FILE *);
 /* Its model block alone. */
 void spec_print_model(const Spec *, FILE *);
 
+/* Every setting of the model, and of the training, that a checkpoint's weights depend on, defaults included; a line
+   each, "attention.heads = 4". */
+void spec_print_model_keys(const Spec *, FILE *);
+void spec_print_train_keys(const Spec *, FILE *);
+
 /* The language itself, from keys.def: the key reference of specs/LANGUAGE.md (Markdown), all words for completion (one
    a line), and a dictionary for fuzzers. */
 void spec_print_reference(FILE *);

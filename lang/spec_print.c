@@ -310,6 +310,55 @@ void spec_print(const Spec *spec, FILE *out)
   free(text);
 }
 
+/* ---- what a checkpoint depends on ---- */
+
+/* Keys of which trained weights know nothing: how they began, what others call the model, how much room buffers have.
+ */
+static bool is_forgotten(KeyId key)
+{
+  return key == K_model_init_std || key == K_model_family || key == K_moe_imbalance || key == K_train_seed;
+}
+
+static void print_keys(const Spec *spec, FILE *out, BlockId block, const char *path, const Bases *bases,
+                       const Bases *defaults)
+{
+  for (int k = block_rows[block].first; k < block_end(block); k++) {
+    if (!is_forgotten((KeyId)k)) {
+      fprintf(out, "%s%s = ", path, key_rows[k].name);
+      print_value(out, &key_rows[k], base_of(bases, block));
+      fputc('\n', out);
+    }
+  }
+  for (int inner = block + 1; inner < N_BLOCKS; inner++) {
+    bool here = inner == B_rope || has_block(spec, (BlockId)inner, bases, defaults);
+    if (block_rows[inner].parent == block && here) {
+      char longer[64];
+      snprintf(longer, sizeof longer, "%s%s.", path, block_rows[inner].name);
+      print_keys(spec, out, (BlockId)inner, longer, bases, defaults);
+    }
+  }
+}
+
+static void print_block_keys(const Spec *spec, FILE *out, BlockId block)
+{
+  Bases bases;
+  Bases defaults;
+  bases_of(spec, &bases);
+  default_bases(&defaults);
+  print_keys(spec, out, block, "", &bases, &defaults);
+}
+
+void spec_print_model_keys(const Spec *spec, FILE *out)
+{
+  print_block_keys(spec, out, B_model);
+}
+
+void spec_print_train_keys(const Spec *spec, FILE *out)
+{
+  print_block_keys(spec, out, B_train);
+  fprintf(out, "lr.kind = %s\n", block_rows[B_lr].kinds.words[spec->train.lr_kind]);
+}
+
 /* ---- hash ---- */
 
 static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n)

@@ -96,6 +96,10 @@ typedef struct MoeBundle {
   const char *model;
   const char *system; /* schedule's name; the runtime only prints it */
   uint64_t hash;      /* of spec and plan */
+  /* Settings that a checkpoint's weights depend on, a line each, "attention.heads = 4": of the model, which must be the
+     same where it is read, and of the training, which may differ. */
+  const char *model_keys;
+  const char *train_keys;
 
   int32_t replicas;
   int32_t replica_ranks;

@@ -19,9 +19,10 @@ typedef struct MoeExecOptions {
   bool poison;      /* MOE_POISON: fresh memory is NaN */
   int64_t delay_us; /* MOE_TEST_DELAY: most that an op is held up, at random; 0: off */
   uint64_t delay_seed;
-  double compute_scale; /* each compute op takes this many times its CPU time; 0: off */
-  double scale;         /* a rehearsal: real time for modelled time */
-  bool settle;          /* it is a first guess: find the one from which on a step's length no longer depends on it */
+  int64_t save_delay_us; /* MOE_TEST_SAVE_DELAY: that a rank waits before it writes a tensor of a checkpoint */
+  double compute_scale;  /* each compute op takes this many times its CPU time; 0: off */
+  double scale;          /* a rehearsal: real time for modelled time */
+  bool settle;           /* it is a first guess: find the one from which on a step's length no longer depends on it */
 } MoeExecOptions;
 
 /* One message that a RECV op takes in. */

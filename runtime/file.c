@@ -62,15 +62,25 @@ MoeStatus moe_file_write_at(const MoeFile *f, const void *bytes, size_t n, uint6
   return MOE_OK;
 }
 
+MoeStatus moe_file_sync(const MoeFile *f)
+{
+  int result;
+  do {
+    result = fsync(f->fd);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && errno != EINVAL && errno != EROFS) {
+    moe_error("cannot write %s: %s", f->path, strerror(errno));
+    return MOE_EIO;
+  }
+  return MOE_OK;
+}
+
 MoeStatus moe_file_commit(MoeFile *f)
 {
   if (f->fd < 0) {
     return MOE_OK;
   }
-  if (fsync(f->fd) != 0 && errno != EINVAL && errno != EROFS) {
-    moe_error("cannot write %s: %s", f->path, strerror(errno));
-    return MOE_EIO;
-  }
+  MOE_TRY(moe_file_sync(f));
   if (rename(f->temp, f->target) != 0) {
     moe_error("cannot rename %s to %s: %s", f->temp, f->path, strerror(errno));
     return MOE_EIO;

@@ -18,7 +18,8 @@ typedef struct MoeFile {
 
 MoeStatus moe_file_begin(MoeFile *, const char *path);
 MoeStatus moe_file_write_at(const MoeFile *, const void *bytes, size_t n, uint64_t offset);
-MoeStatus moe_file_commit(MoeFile *); /* syncs, renames, closes */
-void moe_file_abandon(MoeFile *);     /* removes; nothing to do after a commit */
+MoeStatus moe_file_sync(const MoeFile *); /* what has been written so far is on disk */
+MoeStatus moe_file_commit(MoeFile *);     /* syncs, renames, closes */
+void moe_file_abandon(MoeFile *);         /* removes; nothing to do after a commit */
 
 #endif

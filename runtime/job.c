@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/checkpoint_dir.h"
 #include "runtime/emu.h"
 #include "runtime/launch.h"
 #include "runtime/log.h"
@@ -106,24 +107,19 @@ static MoeStatus print_memory(const MoeBundle *b, const MoeKernels *kernels, con
   return status;
 }
 
-/* Of the last step's shape; the index of the step among those of the shape. */
-static int32_t last_shape(const MoeRun *run, int64_t *index_p)
-{
-  return moe_options_turn(run->options, run->options->steps - 1, index_p);
-}
-
 /* The last step's tokens, as every attention rank has read them. */
 static MoeStatus write_batch(const MoeFile *f, const MoeRun *run)
 {
-  int64_t index;
-  int32_t shape = last_shape(run, &index);
+  int64_t t = run->options->steps - 1;
+  int32_t shape = moe_options_turn(run->options, t);
+  int64_t first = moe_run_sequence(run, shape, t);
   const MoeBundle *b = moe_shape_at(run->bundle, shape);
   const MoeData *data = &run->data[shape];
   size_t n = (size_t)b->seq + 1;
   int32_t *tokens = malloc(n * sizeof *tokens);
   MoeStatus status = tokens == NULL ? MOE_ENOMEM : MOE_OK;
   for (int64_t g = 0; status == MOE_OK && g < b->global_batch; g++) {
-    uint64_t number = (uint64_t)(index * b->global_batch + g);
+    uint64_t number = (uint64_t)(first + g);
     status = moe_data_read(data, false, moe_data_sample(data, number), tokens);
     if (status == MOE_OK) {
       status = moe_file_write_at(f, tokens, n * sizeof *tokens, (uint64_t)g * n * sizeof *tokens);
@@ -143,11 +139,25 @@ static bool in_use(const MoeOptions *o, int32_t shape)
   return any;
 }
 
-/* The data as one shape cuts it in samples. */
-static MoeStatus open_view(MoeRun *run, const MoeBundle *b, int32_t shape)
+/* How many training sequences of its order the shape needs until the run's end. */
+static MoeStatus count_sequences(const MoeRun *run, const MoeBundle *b, int32_t shape, int64_t *n_p)
+{
+  const MoeOptions *o = run->options;
+  int64_t steps = moe_options_steps_of(o, shape, o->steps) - moe_options_steps_of(o, shape, run->first_step);
+  int64_t before = (int64_t)run->places[shape].place.next;
+  if (__builtin_mul_overflow(steps, (int64_t)b->global_batch, n_p) || __builtin_add_overflow(*n_p, before, n_p)) {
+    moe_error("--steps %lld of %d sequences are too many", (long long)o->steps, b->global_batch);
+    return MOE_EINVAL;
+  }
+  return MOE_OK;
+}
+
+/* The data as one shape cuts it in samples, where it has been left. */
+static MoeStatus open_place(MoeRun *run, const MoeBundle *b, int32_t shape)
 {
   const MoeOptions *o = run->options;
   MoeData *data = &run->data[shape];
+  MoeCkShape *at = &run->places[shape];
   MoeDataIn in = {.path = o->data,
                   .format = o->format,
                   .holdout = o->holdout,
@@ -157,11 +167,30 @@ static MoeStatus open_view(MoeRun *run, const MoeBundle *b, int32_t shape)
                   .seed = o->seed,
                   .mask_token = o->mask_token,
                   .mask_after = o->mask_after};
-  if (__builtin_mul_overflow(moe_options_steps_of(o, shape), (int64_t)b->global_batch, &in.samples)) {
-    moe_error("--steps %lld of %d sequences are too many", (long long)o->steps, b->global_batch);
-    return MOE_EINVAL;
+  MOE_TRY(count_sequences(run, b, shape, &in.samples));
+  if (at->known && at->place.samples > 0) { /* the order was made for so many */
+    if ((uint64_t)in.samples > at->place.samples) {
+      moe_error("--steps %lld take %lld sequences, but the order of the data in %s is made for %llu: begin such a run "
+                "with the --steps that it is to have in the end",
+                (long long)o->steps, (long long)in.samples, run->resume->path, (unsigned long long)at->place.samples);
+      return MOE_EINVAL;
+    }
+    in.samples = (int64_t)at->place.samples;
   }
   MOE_TRY(moe_data_open(data, &in));
+  if (at->known) {
+    return moe_data_check_place(data, &at->place);
+  }
+  at->known = true;
+  at->place = moe_data_place(data, 0);
+  return MOE_OK;
+}
+
+static MoeStatus open_view(MoeRun *run, const MoeBundle *b, int32_t shape)
+{
+  const MoeOptions *o = run->options;
+  const MoeData *data = &run->data[shape];
+  MOE_TRY(open_place(run, b, shape));
   MOE_TRY(moe_options_spare_data(o, data));
   int64_t held = data->tokens - data->train_tokens;
   if (data->n_eval == 0 && moe_options_given(o, "eval-every")) {
@@ -180,7 +209,7 @@ static MoeStatus open_data(MoeRun *run)
   const MoeOptions *o = run->options;
   int32_t k = 0;
   bool told = false;
-  if (o->steps == 0 || run->bundle->emu != NULL) {
+  if (o->steps <= run->first_step || run->bundle->emu != NULL) {
     return MOE_OK;
   }
   for (const MoeBundle *b = run->bundle; b != NULL; b = b->next, k++) {
@@ -204,9 +233,11 @@ static MoeStatus open_log(MoeRun *run)
                             .log_path = run->options->log,
                             .live = isatty(STDERR_FILENO) == 1,
                             .steps = run->options->steps,
+                            .first_step = run->first_step,
                             .peak_flops = run->bundle->peak_flops};
   if (run->options->log != NULL) {
-    run->report.log_fd = open(run->options->log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+    int fresh = run->resume != NULL ? 0 : O_TRUNC;
+    run->report.log_fd = open(run->options->log, O_WRONLY | O_CREAT | fresh | O_APPEND | O_CLOEXEC, 0666);
     if (run->report.log_fd < 0) {
       moe_error("cannot create %s: %s", run->options->log, strerror(errno));
       return MOE_EIO;
@@ -279,8 +310,7 @@ static MoeStatus begin_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
 static MoeStatus commit_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
 {
   if (trace->fd >= 0) {
-    int64_t earlier;
-    int32_t shape = moe_options_turn(run->options, run->options->trace_step - 1, &earlier);
+    int32_t shape = moe_options_turn(run->options, run->options->trace_step - 1);
     MOE_TRY(moe_trace_write(trace, moe_shape_at(run->bundle, shape), run->shared));
   }
   if (batch->fd >= 0) {
@@ -301,6 +331,45 @@ static MoeStatus open_init(MoeRun *run, MoeHfLoad *init)
   MOE_TRY(moe_hf_open(init, run->bundle, run->options->init));
   moe_hf_check_config(run->bundle, run->options->init);
   run->init = init;
+  return MOE_OK;
+}
+
+/* Where the run begins, and that it can be saved. */
+static MoeStatus open_checkpoints(MoeRun *run, MoeOptions *o, MoeCheckpoint *c, int *lock_p)
+{
+  if (o->resume != NULL) {
+    MOE_TRY(moe_checkpoint_open(c, run->bundle, o->resume));
+    const MoeManifest *m = &c->manifest;
+    run->resume = c;
+    run->first_step = m->step;
+    if (moe_options_given(o, "seed") && o->seed != m->seed) {
+      moe_error("--seed %llu: the run of %s has seed %llu, on which the order of its data depends",
+                (unsigned long long)o->seed, c->path, (unsigned long long)m->seed);
+      return MOE_EINVAL;
+    }
+    o->seed = m->seed;
+    bool wants_step = o->dump_grads != NULL || o->dump_batch != NULL || o->trace != NULL;
+    if (wants_step && o->trace_step <= m->step) {
+      moe_error("%s is of step %lld, and step %lld was to be traced or dumped", c->path, (long long)m->step,
+                (long long)o->trace_step);
+      return MOE_EINVAL;
+    }
+    if (strcmp(m->turn, moe_run_turn(run)) != 0) {
+      moe_note("%s was trained on shapes %s, here %s", c->path, m->turn, moe_run_turn(run));
+    }
+    if (m->step >= o->steps) {
+      moe_note("nothing is left to train: --steps %lld", (long long)o->steps);
+    }
+  }
+  int32_t k = 0;
+  for (const MoeBundle *b = run->bundle; b != NULL; b = b->next, k++) {
+    run->places[k] = run->resume != NULL ? moe_checkpoint_shape(c, b) : (MoeCkShape){.name = b->shape, .seq = b->seq};
+  }
+  if (o->save == NULL) {
+    return MOE_OK;
+  }
+  MOE_TRY(moe_ck_prepare(o->save, c->path, run->first_step, c->newest, lock_p));
+  run->save_first = c->path == NULL || !moe_ck_lies_in(c->path, o->save);
   return MOE_OK;
 }
 
@@ -383,7 +452,8 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
   int32_t shapes = moe_n_shapes(bundle);
   MoeWiring *wirings = moe_wirings_build(bundle, kernels);
   MoeData *data = calloc((size_t)shapes, sizeof *data);
-  if (wirings != NULL && data != NULL) {
+  MoeCkShape *places = calloc((size_t)shapes, sizeof *places);
+  if (wirings != NULL && data != NULL && places != NULL) {
     if (options.memory) {
       code = print_memory(bundle, kernels, wirings) == MOE_OK && fflush(stdout) == 0 ? 0 : 1;
     } else {
@@ -396,6 +466,7 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
                     .options = &options,
                     .wirings = wirings,
                     .data = data,
+                    .places = places,
                     .shared = &shared,
                     .grads = MOE_NO_ST_WRITER,
                     .weights = MOE_NO_ST_WRITER,
@@ -404,10 +475,17 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
         moe_note("all steps take shape %s, the first of %d (--shape and --shapes choose others)", bundle->shape,
                  shapes);
       }
-      code = run_job(&run);
+      MoeCheckpoint checkpoint = {0};
+      int lock = -1;
+      code = open_checkpoints(&run, &options, &checkpoint, &lock) == MOE_OK ? run_job(&run) : 1;
+      moe_checkpoint_close(&checkpoint);
+      if (lock >= 0) {
+        close(lock);
+      }
     }
   }
   moe_wirings_free(wirings, shapes);
   free(data);
+  free(places);
   return code;
 }

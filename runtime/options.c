@@ -12,7 +12,7 @@
 
 #include "runtime/log.h"
 
-typedef enum Kind { FLAG, COUNT, SEED, REAL, TEXT, WORD, FORMAT, TOKEN, RATE } Kind; /* TEXT: a file */
+typedef enum Kind { FLAG, COUNT, SEED, REAL, TEXT, FOLDER, WORD, FORMAT, TOKEN, RATE } Kind; /* TEXT: a file */
 
 #define FORMATS "bytes, uint16, uint32, llmc or indexed"
 
@@ -46,6 +46,11 @@ static const struct {
     {"log", "FILE", TEXT, offsetof(MoeOptions, log), 0, 0, "write one JSON object per step"},
     {"trace", "FILE", TEXT, offsetof(MoeOptions, trace), 0, 0, "write a step's ops as Chrome trace events"},
     {"trace-step", "N", COUNT, offsetof(MoeOptions, trace_step), 1, 1e15, "which step (default: the last)"},
+    {"save", "DIR", FOLDER, offsetof(MoeOptions, save), 0, 0, "write checkpoints into this folder, DIR/step-000100"},
+    {"save-every", "N", COUNT, offsetof(MoeOptions, save_every), 1, 1e15, "save every N steps, not only at the end"},
+    {"keep-last", "N", COUNT, offsetof(MoeOptions, keep_last), 1, 1e15, "keep only the N newest (default: all)"},
+    {"resume", "DIR", FOLDER, offsetof(MoeOptions, resume), 0, 0,
+     "go on from a checkpoint, or from the newest good one of a folder"},
     {"dump-grads", "FILE", TEXT, offsetof(MoeOptions, dump_grads), 0, 0, "the last step's gradients, as safetensors"},
     {"dump-weights", "FILE", TEXT, offsetof(MoeOptions, dump_weights), 0, 0, "weights after the last step"},
     {"dump-batch", "FILE", TEXT, offsetof(MoeOptions, dump_batch), 0, 0,
@@ -133,8 +138,9 @@ static MoeStatus set(MoeOptions *o, int row, const char *value)
     *(bool *)field = true;
     return MOE_OK;
   case TEXT:
+  case FOLDER:
     if (*value == '\0') {
-      return bad_value(row, "''", "expected a file name");
+      return bad_value(row, "''", rows[row].kind == TEXT ? "expected a file name" : "expected a folder");
     }
     *(const char **)field = value;
     return MOE_OK;
@@ -212,6 +218,12 @@ static MoeStatus read_environment(MoeExecOptions *exec)
       return MOE_EINVAL;
     }
     *(bool *)((char *)exec + flags[i].offset) = *value == '1';
+  }
+  const char *save_delay = getenv("MOE_TEST_SAVE_DELAY");
+  if (save_delay != NULL && *save_delay != '\0' &&
+      (!parse_count(save_delay, &exec->save_delay_us) || exec->save_delay_us > 10000000)) {
+    moe_error("MOE_TEST_SAVE_DELAY=%s: expected microseconds", save_delay);
+    return MOE_EINVAL;
   }
   const char *delay = getenv("MOE_TEST_DELAY");
   if (delay != NULL && *delay != '\0') {
@@ -365,7 +377,7 @@ static MoeStatus parse_turns(MoeOptions *o, const MoeBundle *b)
   }
 }
 
-int32_t moe_options_turn(const MoeOptions *o, int64_t t, int64_t *earlier_p)
+int32_t moe_options_turn(const MoeOptions *o, int64_t t)
 {
   int64_t cycle = 0;
   int32_t at = 0;
@@ -376,25 +388,18 @@ int32_t moe_options_turn(const MoeOptions *o, int64_t t, int64_t *earlier_p)
   while (left >= o->turns[at].steps) {
     left -= o->turns[at++].steps;
   }
-  int64_t earlier = left;
-  for (int32_t i = 0; i < o->n_turns; i++) {
-    if (o->turns[i].shape == o->turns[at].shape) {
-      earlier += (t / cycle + (i < at)) * o->turns[i].steps;
-    }
-  }
-  *earlier_p = earlier;
   return o->turns[at].shape;
 }
 
-int64_t moe_options_steps_of(const MoeOptions *o, int32_t shape)
+int64_t moe_options_steps_of(const MoeOptions *o, int32_t shape, int64_t end)
 {
-  int64_t cycle = 0, own = 0, left, n = 0;
+  int64_t cycle = 0, own = 0, n = 0;
   for (int32_t i = 0; i < o->n_turns; i++) {
     cycle += o->turns[i].steps;
     own += o->turns[i].shape == shape ? o->turns[i].steps : 0;
   }
-  n = o->steps / cycle * own;
-  left = o->steps % cycle;
+  n = end / cycle * own;
+  int64_t left = end % cycle;
   for (int32_t i = 0; i < o->n_turns && left > 0; i++) {
     int64_t some = o->turns[i].steps < left ? o->turns[i].steps : left;
     n += o->turns[i].shape == shape ? some : 0;
@@ -415,7 +420,8 @@ bool moe_options_given(const MoeOptions *o, const char *name)
 /* What has no meaning for a rehearsal, or only for one. */
 static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
 {
-  static const char *const of_data[] = {"data", "format", "holdout", "eval-every", "seed"};
+  static const char *const of_data[] = {"data", "format",     "holdout",   "eval-every", "resume",
+                                        "save", "save-every", "keep-last", "seed"};
   for (size_t i = 0; b->emu != NULL && i < sizeof of_data / sizeof of_data[0]; i++) {
     if (moe_options_given(o, of_data[i])) {
       moe_error("--%s is not for target emu: it has no kernels and reads no data", of_data[i]);
@@ -467,6 +473,14 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
   }
   if (o->steps == 0 && (o->dump_grads != NULL || o->dump_batch != NULL || o->trace != NULL)) {
     moe_error("--steps 0 has no step whose gradients, batch or trace could be written");
+    return MOE_EINVAL;
+  }
+  if (o->resume != NULL && o->init != NULL) {
+    moe_error("--init and --resume say different things; choose one");
+    return MOE_EINVAL;
+  }
+  if (o->save == NULL && (o->save_every > 0 || o->keep_last > 0)) {
+    moe_error("--%s has no effect without --save DIR", o->save_every > 0 ? "save-every" : "keep-last");
     return MOE_EINVAL;
   }
   if (o->trace_step > o->steps) {

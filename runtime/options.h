@@ -24,6 +24,10 @@ typedef struct MoeOptions {
   const char *log;
   const char *trace;
   int64_t trace_step; /* from 1 */
+  const char *save;   /* folder of checkpoints */
+  int64_t save_every; /* 0: only after the last step */
+  int64_t keep_last;  /* 0: all */
+  const char *resume;
   const char *dump_grads;
   const char *dump_weights;
   const char *dump_batch;
@@ -54,11 +58,11 @@ MoeStatus moe_options_spare_data(const MoeOptions *, const MoeData *);
 /* Whether an option was given, by its name without dashes. */
 bool moe_options_given(const MoeOptions *, const char *name);
 
-/* Shape of the step with index t, from 0, and how many steps before it had the same. */
-int32_t moe_options_turn(const MoeOptions *, int64_t t, int64_t *earlier_p);
+/* Shape of the step with index t, from 0. */
+int32_t moe_options_turn(const MoeOptions *, int64_t t);
 
-/* How many steps of the run have this shape. */
-int64_t moe_options_steps_of(const MoeOptions *, int32_t shape);
+/* How many steps with an index below `end` have this shape. */
+int64_t moe_options_steps_of(const MoeOptions *, int32_t shape, int64_t end);
 
 /* "100MB/s", "1Gbit/s", "2.5GiB/s"; bytes per second, or 0 if it is not a rate. */
 double moe_parse_rate(const char *text);

@@ -66,8 +66,7 @@ static MoeStatus settle(Rehearsal *r)
 /* The step with index t runs on its shape from here on. */
 static MoeStatus use_shape(Rehearsal *r, int64_t t)
 {
-  int64_t earlier;
-  return moe_shapes_use(r->shapes, moe_options_turn(r->run->options, t, &earlier), &r->x);
+  return moe_shapes_use(r->shapes, moe_options_turn(r->run->options, t), &r->x);
 }
 
 MoeStatus moe_rehearse(MoeRun *run, MoeShapes *shapes)

@@ -55,7 +55,7 @@ static void show(const char *text)
 static bool due(const MoeReport *r, int64_t step, int64_t now)
 {
   int64_t stride = r->steps / 20 > 1 ? r->steps / 20 : 1;
-  return step == 1 || step == r->steps || step % stride == 0 || now - r->printed_ns > 10000000000;
+  return step == r->first_step + 1 || step == r->steps || step % stride == 0 || now - r->printed_ns > 10000000000;
 }
 
 static void print_progress(MoeReport *r, const MoeStepResult *s, double rate)
@@ -65,7 +65,7 @@ static void print_progress(MoeReport *r, const MoeStepResult *s, double rate)
     return;
   }
   r->printed_ns = now;
-  double left_s = (double)(now - r->begin_ns) * 1e-9 / (double)s->step * (double)(r->steps - s->step);
+  double left_s = (double)(now - r->begin_ns) * 1e-9 / (double)(s->step - r->first_step) * (double)(r->steps - s->step);
   char mfu[32] = "";
   if (r->peak_flops > 0) {
     snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * rate * s->flops_per_token / r->peak_flops);
@@ -130,6 +130,22 @@ MoeStatus moe_report_eval(MoeReport *r, int64_t step, const char *shape, double 
   show(line);
   r->open_line = false;
   return MOE_OK;
+}
+
+void moe_report_saved(MoeReport *r, int64_t step, uint64_t bytes, double seconds)
+{
+  static const char units[] = {'k', 'M', 'G', 'T'};
+  double amount = (double)bytes * 1e-3;
+  size_t unit = 0;
+  while (amount >= 999.5 && unit + 1 < sizeof units) {
+    amount *= 1e-3;
+    unit++;
+  }
+  char line[128];
+  snprintf(line, sizeof line, "saved step %lld (%.*f %cB in %.1f s)%s\n", (long long)step, amount < 10 ? 1 : 0, amount,
+           units[unit], seconds, r->live ? "\x1b[K" : "");
+  show(line);
+  r->open_line = false;
 }
 
 void moe_report_end(MoeReport *r)

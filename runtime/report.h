@@ -13,6 +13,7 @@ typedef struct MoeReport {
   bool live;      /* stderr is a terminal: one line that is overwritten */
   bool open_line; /* the cursor stands in a progress line */
   int64_t steps;
+  int64_t first_step; /* steps that an earlier run has done */
   int64_t begin_ns;
   int64_t printed_ns; /* last progress line */
   double peak_flops;
@@ -41,6 +42,7 @@ typedef struct MoeRehearsedStep {
 MoeStatus moe_report_step(MoeReport *, const MoeStepResult *);
 MoeStatus moe_report_rehearsed(MoeReport *, const MoeRehearsedStep *);
 MoeStatus moe_report_eval(MoeReport *, int64_t step, const char *shape, double loss);
+void moe_report_saved(MoeReport *, int64_t step, uint64_t bytes, double seconds);
 void moe_report_end(MoeReport *);
 
 #endif

@@ -4,8 +4,10 @@
 
 #include <math.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "runtime/checkpoint_save.h"
 #include "runtime/job.h"
 #include "runtime/log.h"
 #include "runtime/rehearse.h"
@@ -36,12 +38,26 @@ static void set_phase(MoeExec *x, MoePhase phase)
   atomic_store(&x->shared->states[x->me.rank].phase, (uint32_t)phase);
 }
 
+int64_t moe_run_sequence(const MoeRun *run, int32_t shape, int64_t t)
+{
+  const MoeBundle *b = moe_shape_at(run->bundle, shape);
+  int64_t steps =
+      moe_options_steps_of(run->options, shape, t) - moe_options_steps_of(run->options, shape, run->first_step);
+  return (int64_t)run->places[shape].place.next + steps * b->global_batch;
+}
+
+const char *moe_run_turn(const MoeRun *run)
+{
+  const MoeOptions *o = run->options;
+  return o->shapes != NULL ? o->shapes : moe_shape_at(run->bundle, o->turns[0].shape)->shape;
+}
+
 /* The step at hand. */
 typedef struct Now {
   MoeExec *x;
   const MoeData *data; /* as its shape cuts it in samples */
   int64_t t;           /* index among all steps */
-  int64_t earlier;     /* steps before it of the same shape: each shape goes through the data on its own */
+  int64_t sequence;    /* number of its first training sequence */
   const char *shape;   /* NULL: the program has one only */
 } Now;
 
@@ -51,7 +67,7 @@ static MoeStatus read_sequence(const Now *now, bool held_out, int64_t g, bool *c
 {
   const MoeBundle *b = now->x->bundle;
   int64_t sample = held_out ? moe_data_eval_sample(now->data, b->global_batch, g)
-                            : moe_data_sample(now->data, (uint64_t)(now->earlier * b->global_batch + g));
+                            : moe_data_sample(now->data, (uint64_t)(now->sequence + g));
   *counts_p = sample >= 0;
   if (sample < 0) {
     memset(now->x->mem.sample, 0, ((size_t)b->seq + 1) * sizeof(int32_t));
@@ -193,15 +209,57 @@ static MoeStatus train_step(MoeRun *run, const Now *now, int64_t *updates)
   return moe_report_step(&run->report, &result);
 }
 
-static MoeStatus run_steps(MoeRun *run, MoeShapes *shapes)
+/* Tells what has become of the save under way. wait: until it has ended. */
+static MoeStatus check_saver(MoeRun *run, MoeSaver *saver, MoeExec *x, bool wait)
+{
+  MoeSaved saved;
+  if (wait) {
+    set_phase(x, MOE_PHASE_SAVE);
+  }
+  MoeStatus status = moe_saver_check(saver, wait, &saved);
+  set_phase(x, status == MOE_OK ? MOE_PHASE_RUN : MOE_PHASE_SAVE);
+  if (saved.step >= 0 && saver->rank == 0) {
+    moe_report_saved(&run->report, saved.step, saved.bytes, saved.seconds);
+  }
+  return status;
+}
+
+/* Of a state after `step` steps. A save waits for the one before. */
+static MoeStatus save(MoeRun *run, MoeSaver *saver, MoeExec *x, int64_t step, int64_t updates)
 {
   const MoeOptions *o = run->options;
-  int64_t updates = 0;
+  int32_t n = moe_n_shapes(run->bundle);
+  MoeCkShape *shapes = calloc((size_t)n, sizeof *shapes);
+  MoeStatus status = shapes != NULL ? check_saver(run, saver, x, true) : MOE_ENOMEM;
+  int32_t n_known = 0;
+  for (int32_t k = 0; k < n && status == MOE_OK; k++) {
+    if (run->places[k].known) {
+      shapes[n_known] = run->places[k];
+      shapes[n_known++].place.next = (uint64_t)moe_run_sequence(run, k, step);
+    }
+  }
+  MoeMoment moment = {.step = step,
+                      .updates = updates,
+                      .seed = o->seed,
+                      .next_lr = moe_learning_rate(run->bundle, step),
+                      .turn = moe_run_turn(run),
+                      .shapes = shapes,
+                      .n_shapes = n_known};
+  status = status == MOE_OK ? moe_saver_begin(saver, x, &moment) : status;
+  free(shapes);
+  return status;
+}
+
+static MoeStatus run_steps(MoeRun *run, MoeShapes *shapes, MoeSaver *saver)
+{
+  const MoeOptions *o = run->options;
+  int64_t updates = run->resume != NULL ? run->resume->manifest.updates : 0;
+  int64_t at_save = run->save_first ? -1 : run->first_step;
   MoeExec *x = &shapes->execs[0];
-  for (int64_t t = 0; t < o->steps; t++) {
+  for (int64_t t = run->first_step; t < o->steps; t++) {
     bool last = t + 1 == o->steps;
-    Now now = {.t = t};
-    int32_t shape = moe_options_turn(o, t, &now.earlier);
+    int32_t shape = moe_options_turn(o, t);
+    Now now = {.t = t, .sequence = moe_run_sequence(run, shape, t)};
     MOE_TRY(moe_shapes_use(shapes, shape, &x));
     now.x = x;
     now.data = &run->data[shape];
@@ -211,13 +269,23 @@ static MoeStatus run_steps(MoeRun *run, MoeShapes *shapes)
     if (last) {
       MOE_TRY(dump(run, x, &run->grads, true));
     }
+    MOE_TRY(check_saver(run, saver, x, false));
+    if (o->save_every > 0 && (t + 1) % o->save_every == 0) {
+      MOE_TRY(save(run, saver, x, t + 1, updates));
+      at_save = t + 1;
+    }
     bool due = last || (o->eval_every > 0 && (t + 1) % o->eval_every == 0);
     if (due && now.data->n_eval > 0) {
       MOE_TRY(evaluate(run, &now));
     }
   }
+  int64_t end = o->steps > run->first_step ? o->steps : run->first_step;
+  if (saver->dir != NULL && at_save != end) {
+    MOE_TRY(save(run, saver, x, end, updates));
+  }
   MOE_TRY(dump(run, x, &run->weights, false));
-  return save_hf(run, x);
+  MOE_TRY(save_hf(run, x));
+  return check_saver(run, saver, x, true);
 }
 
 int moe_run_rank(void *arg, int32_t rank)
@@ -237,15 +305,24 @@ int moe_run_rank(void *arg, int32_t rank)
   MoeExec *first = &shapes.execs[0]; /* weights are the same in all */
   run->report.begin_ns = moe_now_ns();
   set_phase(first, MOE_PHASE_INIT);
-  moe_exec_init_weights(first, run->options->seed, run->init);
+  if (run->resume != NULL) {
+    moe_checkpoint_load(run->resume, first);
+  } else {
+    moe_exec_init_weights(first, run->options->seed, run->init);
+  }
+  MoeSaver saver;
+  MoeStatus status = moe_saver_open(&saver, first, run->options->save, run->options->keep_last);
   set_phase(first, MOE_PHASE_RUN);
-  MoeStatus status = run->bundle->emu != NULL ? moe_rehearse(run, &shapes) : run_steps(run, &shapes);
+  if (status == MOE_OK) {
+    status = run->bundle->emu != NULL ? moe_rehearse(run, &shapes) : run_steps(run, &shapes, &saver);
+  }
   if (status == MOE_OK) {
     if (rank == 0) {
       moe_report_end(&run->report);
     }
     set_phase(first, MOE_PHASE_DONE);
   }
+  moe_saver_close(&saver);
   moe_shapes_close(&shapes);
   return status == MOE_OK ? 0 : 1;
 }

@@ -2,6 +2,7 @@
 #ifndef MOE_RUN_H
 #define MOE_RUN_H
 
+#include "runtime/checkpoint.h"
 #include "runtime/data.h"
 #include "runtime/hf_save.h"
 #include "runtime/options.h"
@@ -15,13 +16,24 @@ typedef struct MoeRun {
   const MoeOptions *options;
   const MoeWiring *wirings; /* of each shape */
   MoeShared *shared;
-  MoeData *data;         /* of each shape: the same file */
-  const MoeHfLoad *init; /* NULL: random weights */
+  MoeData *data;               /* of each shape: the same file */
+  const MoeHfLoad *init;       /* NULL: random weights */
+  const MoeCheckpoint *resume; /* NULL: from the beginning */
+  int64_t first_step;          /* index of the first step to run: steps of the checkpoint */
+  MoeCkShape *places;          /* of each shape: where its data stands before that step */
+  bool save_first;             /* the state before it is not in the folder that is saved into */
   MoeStWriter grads;
   MoeStWriter weights;
   MoeHfSave hf;
   MoeReport report; /* rank 0 uses it */
 } MoeRun;
+
+/* Number of the first training sequence that step t reads, if it has this shape. Each shape goes through the data on
+   its own. */
+int64_t moe_run_sequence(const MoeRun *, int32_t shape, int64_t t);
+
+/* The order of shapes, as --shapes takes it. */
+const char *moe_run_turn(const MoeRun *);
 
 /* arg: MoeRun. Returns the process's exit code. */
 int moe_run_rank(void *arg, int32_t rank);

@@ -20,6 +20,7 @@ typedef struct MoeRankState {
   _Atomic uint32_t failed;             /* 1: `error` is being written, 2: `error` is complete */
   _Atomic uint64_t step;               /* training step, from 1; 0 before the first */
   _Atomic uint32_t shape;              /* of that step: number in the program */
+  _Atomic uint64_t saved;              /* 1 + step of the last checkpoint of which its part is written; 0: none */
   _Atomic uint64_t beats;              /* grows whenever anything was done */
   _Atomic uint32_t compute;            /* op in progress: index + 1, or 0; MOE_WAITING set while it waits to start */
   _Atomic uint32_t comm;               /* the same of the progress thread */

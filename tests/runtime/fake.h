@@ -20,6 +20,7 @@ typedef struct FakeLayout {
   int chunks;    /* parts of each sequence that dispatch, experts and combine take in turn */
   int row_bytes;
   int turn;     /* steps in a row on this shape, where a program has several: what --shapes says; 0: none */
+  int done;     /* steps that an earlier run has done, of a program with one shape */
   int spin_us;  /* CPU time of every compute op */
   int nan_step; /* step (from 1) whose loss is NaN; 0: none */
   int stop_on_nan;

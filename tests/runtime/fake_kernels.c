@@ -263,7 +263,7 @@ static double weight_now(const MoeCall *c, MoeBucketKind kind, int32_t layer)
   FakeShape *now = fake;
   double sum = 1, turn = now->layout.turn, cycles = turn > 0 ? floor(c->step / turn) : 0;
   for (fake = fake_shapes; fake < fake_shapes + fake_n_shapes; fake++) {
-    double steps = fake == now ? c->step : (cycles + (fake < now)) * fake->layout.turn;
+    double steps = fake == now ? (double)c->step + now->layout.done : (cycles + (fake < now)) * fake->layout.turn;
     sum += steps * fake_gradient(kind, layer);
   }
   fake = now;

@@ -42,6 +42,7 @@ static bool parse_shape(FakeLayout *l, const char *text)
               {"chunks", &l->chunks},
               {"row", &l->row_bytes},
               {"turn", &l->turn},
+              {"done", &l->done},
               {"spin", &l->spin_us},
               {"nan", &l->nan_step},
               {"stop", &l->stop_on_nan},

@@ -356,6 +356,42 @@ def case_files():
     check(len([json.loads(line) for line in open("l2.jsonl")]) == 2 and read_safetensors("w2.safetensors"), "stderr in a file")
 
 
+def case_checkpoints():
+    """Weights count the steps and moments add up, so what a checkpoint forgets or takes twice is seen."""
+    data = ["--data", DATA, "--holdout", "0"]
+    for i, layout in enumerate(["a=1 f=1", "a=3 f=2 seqs=3 layers=3 pa=2 pf=3 replicas=2", "a=2 f=4 rpn=2 relay=1 layers=3 pa=2",
+                                "a=2 colocated=1 pa=2 layers=4 join=1 ways=2 mbs=4", "a=1 f=8 mbs=1"]):
+        save = ["--save", f"c{i}", "--save-every", "2", "--keep-last", "2"]
+        code, err = train(layout, *data, "--steps", "7", *save, "--dump-weights", "straight", "--log", "l.jsonl",
+                          MOE_TEST_SAVE_DELAY="300")
+        sanitizers(err)
+        check(code == 0 and "saved step 7 (" in err, f"{layout}: {err}")
+        check(sorted(os.listdir(f"c{i}")) == ["step-000006", "step-000007"], f"{layout}: {os.listdir(f'c{i}')}")
+        code, err = train(layout + " done=6", *data, "--steps", "7", "--resume", f"c{i}/step-000006", "--dump-weights", "resumed",
+                          "--save", f"d{i}", "--log", "l.jsonl", MOE_POISON="1")
+        sanitizers(err)
+        check(code == 0 and open("straight", "rb").read() == open("resumed", "rb").read(), f"{layout}: {err}")
+        check([json.loads(line)["step"] for line in open("l.jsonl")] == [*range(1, 8), 7], "the log was not continued")
+        for name in os.listdir(f"d{i}/step-000007"):
+            one, two = (open(f"{x}{i}/step-000007/{name}", "rb").read() for x in "cd")
+            check(one == two, f"{layout}: {name} differs")
+    code, err = train("a=1 f=1", *data, "--steps", "9", "--resume", "c1")
+    sanitizers(err)
+    check(code == 1 and len(errors_of(err)) == 1 and "c1/step-000007" in err, err)
+    rng = random.Random(3)
+    for name in sorted(os.listdir("c0/step-000007")) * 20: # any bit, any length
+        path = f"c0/step-000007/{name}"
+        whole = open(path, "rb").read()
+        bad = bytearray(whole[:rng.randrange(len(whole)) if rng.random() < 0.3 else None])
+        if len(bad) == len(whole):
+            bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        open(path, "wb").write(bad)
+        code, err = train("a=1 f=1", *data, "--steps", "9", "--resume", "c0/step-000007")
+        sanitizers(err)
+        check(code == 1 and len(errors_of(err)) == 1, f"a damaged {name}: {code} {err}")
+        open(path, "wb").write(whole)
+
+
 def case_failed_files():
     """A run that fails leaves neither the target nor a temporary file; an old target stays."""
     with open("old.safetensors", "w") as f:

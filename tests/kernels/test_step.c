@@ -21,7 +21,7 @@ static void ref_config(RefConfig *c, const DriveBatch *b)
   c->heads = MOE_HEADS;
   c->kv_heads = MOE_KV_HEADS;
   c->head_dim = MOE_HEAD_DIM;
-  c->qk_norm = MOE_QK_NORM;
+  c->qk_norm = (RefQkNorm)MOE_QK_NORM;
   c->tied = MOE_TIED;
   c->norm_eps = MOE_NORM_EPS;
   c->rope_theta = MOE_ROPE_THETA;

@@ -36,7 +36,7 @@ void ref_adamw(const RefConfig *c, RefParams *p, const RefParams *g, RefAdam *ad
   double bias1 = 1 - pow(c->beta1, (double)adam->step);
   double bias2 = 1 - pow(c->beta2, (double)adam->step);
   for (int i = 0; i < p->n_tensors; i++) {
-    double decay = p->tensors[i].n_dims == 2 ? c->weight_decay : 0;
+    double decay = p->tensors[i].kind == REF_MATRIX ? c->weight_decay : 0;
     int64_t first = p->tensors[i].data - p->data;
     for (int64_t j = first; j < first + p->tensors[i].n; j++) {
       double x = g->data[j] * scale;

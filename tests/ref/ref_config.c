@@ -22,7 +22,15 @@ void ref_fail(const char *format, ...)
   exit(1);
 }
 
-typedef enum FieldType { FIELD_INT, FIELD_REAL, FIELD_BOOL, FIELD_ROUTER, FIELD_LR } FieldType;
+typedef enum FieldType {
+  FIELD_INT,
+  FIELD_REAL,
+  FIELD_BOOL,
+  FIELD_ROUTER,
+  FIELD_LR,
+  FIELD_QK_NORM,
+  FIELD_LAYERS
+} FieldType;
 
 #define FIELD(name, type)                                                                                              \
   {                                                                                                                    \
@@ -34,21 +42,74 @@ static const struct {
   FieldType type;
   size_t offset;
 } FIELDS[] = {
-    FIELD(layers, FIELD_INT),        FIELD(hidden, FIELD_INT),    FIELD(vocab, FIELD_INT),
-    FIELD(heads, FIELD_INT),         FIELD(kv_heads, FIELD_INT),  FIELD(head_dim, FIELD_INT),
-    FIELD(qk_norm, FIELD_BOOL),      FIELD(tied, FIELD_BOOL),     FIELD(norm_eps, FIELD_REAL),
-    FIELD(rope_theta, FIELD_REAL),   FIELD(experts, FIELD_INT),   FIELD(top_k, FIELD_INT),
-    FIELD(ffn_hidden, FIELD_INT),    FIELD(router, FIELD_ROUTER), FIELD(capacity, FIELD_REAL),
-    FIELD(balance_coef, FIELD_REAL), FIELD(seq, FIELD_INT),       FIELD(init_std, FIELD_REAL),
-    FIELD(lr, FIELD_REAL),           FIELD(lr_min, FIELD_REAL),   FIELD(beta1, FIELD_REAL),
-    FIELD(beta2, FIELD_REAL),        FIELD(eps, FIELD_REAL),      FIELD(weight_decay, FIELD_REAL),
-    FIELD(clip, FIELD_REAL),         FIELD(lr_kind, FIELD_LR),    FIELD(warmup, FIELD_INT),
+    FIELD(layers, FIELD_INT),
+    FIELD(hidden, FIELD_INT),
+    FIELD(vocab, FIELD_INT),
+    FIELD(heads, FIELD_INT),
+    FIELD(kv_heads, FIELD_INT),
+    FIELD(head_dim, FIELD_INT),
+    FIELD(qk_norm, FIELD_QK_NORM),
+    FIELD(tied, FIELD_BOOL),
+    FIELD(norm_eps, FIELD_REAL),
+    FIELD(attention_bias, FIELD_BOOL),
+    FIELD(sinks, FIELD_BOOL),
+    FIELD(window, FIELD_INT),
+    FIELD(window_layers, FIELD_LAYERS),
+    FIELD(clip_qkv, FIELD_REAL),
+    FIELD(mla, FIELD_BOOL),
+    FIELD(q_lora, FIELD_INT),
+    FIELD(kv_lora, FIELD_INT),
+    FIELD(nope_dim, FIELD_INT),
+    FIELD(rope_dim, FIELD_INT),
+    FIELD(v_dim, FIELD_INT),
+    FIELD(rope_theta, FIELD_REAL),
+    FIELD(rope_interleaved, FIELD_BOOL),
+    FIELD(yarn, FIELD_BOOL),
+    FIELD(yarn_truncate, FIELD_BOOL),
+    FIELD(yarn_factor, FIELD_REAL),
+    FIELD(yarn_beta_fast, FIELD_REAL),
+    FIELD(yarn_beta_slow, FIELD_REAL),
+    FIELD(yarn_mscale, FIELD_REAL),
+    FIELD(yarn_mscale_all_dim, FIELD_REAL),
+    FIELD(yarn_attention_factor, FIELD_REAL),
+    FIELD(yarn_original, FIELD_INT),
+    FIELD(dense_layers, FIELD_INT),
+    FIELD(dense_hidden, FIELD_INT),
+    FIELD(experts, FIELD_INT),
+    FIELD(top_k, FIELD_INT),
+    FIELD(ffn_hidden, FIELD_INT),
+    FIELD(shared, FIELD_INT),
+    FIELD(router, FIELD_ROUTER),
+    FIELD(router_scale, FIELD_REAL),
+    FIELD(groups, FIELD_INT),
+    FIELD(top_groups, FIELD_INT),
+    FIELD(router_bias, FIELD_BOOL),
+    FIELD(expert_bias, FIELD_BOOL),
+    FIELD(clamped, FIELD_BOOL),
+    FIELD(act_limit, FIELD_REAL),
+    FIELD(act_alpha, FIELD_REAL),
+    FIELD(capacity, FIELD_REAL),
+    FIELD(balance_coef, FIELD_REAL),
+    FIELD(bias_rate, FIELD_REAL),
+    FIELD(seq, FIELD_INT),
+    FIELD(init_std, FIELD_REAL),
+    FIELD(lr, FIELD_REAL),
+    FIELD(lr_min, FIELD_REAL),
+    FIELD(beta1, FIELD_REAL),
+    FIELD(beta2, FIELD_REAL),
+    FIELD(eps, FIELD_REAL),
+    FIELD(weight_decay, FIELD_REAL),
+    FIELD(clip, FIELD_REAL),
+    FIELD(lr_kind, FIELD_LR),
+    FIELD(warmup, FIELD_INT),
     FIELD(steps, FIELD_INT),
 };
 
 enum { N_FIELDS = sizeof FIELDS / sizeof FIELDS[0] };
 
-static const char *const ROUTERS[] = {"softmax_renorm", "softmax", "topk_softmax", NULL};
+static const char *const ROUTERS[] = {"softmax_renorm", "softmax", "topk_softmax", "sigmoid_bias", NULL};
+static const char *const QK_NORMS[] = {"none", "head", "whole", NULL};
+static const char *const LAYERS[] = {"all", "even", "odd", NULL};
 static const char *const LR_KINDS[] = {"constant", "cosine", "linear", NULL};
 
 void ref_config_default(RefConfig *c)
@@ -59,9 +120,17 @@ void ref_config_default(RefConfig *c)
                    .heads = 2,
                    .kv_heads = 1,
                    .head_dim = 8,
-                   .qk_norm = true,
+                   .qk_norm = REF_QK_HEAD,
                    .norm_eps = 1e-6,
                    .rope_theta = 1e4,
+                   .yarn_truncate = true,
+                   .yarn_beta_fast = 32,
+                   .yarn_beta_slow = 1,
+                   .router_scale = 1,
+                   .groups = 1,
+                   .top_groups = 1,
+                   .act_limit = 7,
+                   .act_alpha = 1.702,
                    .experts = 4,
                    .top_k = 2,
                    .ffn_hidden = 16,
@@ -163,6 +232,12 @@ void ref_config_set(RefConfig *c, const char *key, const char *value)
   case FIELD_LR:
     *(RefLrKind *)at = (RefLrKind)read_name(key, value, LR_KINDS);
     break;
+  case FIELD_QK_NORM:
+    *(RefQkNorm *)at = (RefQkNorm)read_name(key, value, QK_NORMS);
+    break;
+  case FIELD_LAYERS:
+    *(RefLayers *)at = (RefLayers)read_name(key, value, LAYERS);
+    break;
   }
 }
 
@@ -223,11 +298,24 @@ void ref_config_check(const RefConfig *c)
   check_range("ffn_hidden", c->ffn_hidden, 1, most);
   check_range("seq", c->seq, 1, most);
   check_range("warmup", c->warmup, 0, INT64_MAX);
+  check_range("dense_layers", c->dense_layers, 0, c->layers - 1);
+  check_range("groups", c->groups, 1, c->experts);
+  check_range("top_groups", c->top_groups, 1, c->groups);
+  if (c->mla) {
+    check_range("kv_lora", c->kv_lora, 1, most);
+    check_range("rope_dim", c->rope_dim, 2, most);
+    check_range("nope_dim", c->nope_dim, 1, most);
+    check_range("v_dim", c->v_dim, 1, most);
+  }
+  if (c->experts % c->groups != 0) {
+    ref_fail("experts = %lld is not a multiple of groups = %lld", (long long)c->experts, (long long)c->groups);
+  }
   if (c->heads % c->kv_heads != 0) {
     ref_fail("heads = %lld is not a multiple of kv_heads = %lld", (long long)c->heads, (long long)c->kv_heads);
   }
-  if (c->head_dim % 2 != 0) {
-    ref_fail("head_dim = %lld is odd", (long long)c->head_dim);
+  int64_t rotated = c->mla ? c->rope_dim : c->head_dim;
+  if (rotated % 2 != 0) {
+    ref_fail("the rotated part of a head, %lld, is odd", (long long)rotated);
   }
   for (int64_t i = 0; i < c->n_route_only; i++) {
     check_range("route_only", c->route_only[i], 0, c->experts - 1);

@@ -115,22 +115,16 @@ void ref_softmax(double *p, const double *z, int64_t n)
   }
 }
 
-void ref_rope(double *x, int64_t rows, int64_t seq, int64_t heads, int64_t d, double theta, double direction)
+void ref_bias(double *y, const double *b, int64_t rows, int64_t n)
 {
-  int64_t half = d / 2;
-  for (int64_t i = 0; i < half; i++) {
-    double frequency = pow(theta, -2.0 * (double)i / (double)d);
-    for (int64_t row = 0; row < rows; row++) {
-      double angle = direction * (double)(row % seq) * frequency;
-      double c = cos(angle);
-      double s = sin(angle);
-      for (int64_t head = 0; head < heads; head++) {
-        double *at = x + (row * heads + head) * d;
-        double x1 = at[i];
-        double x2 = at[i + half];
-        at[i] = x1 * c - x2 * s;
-        at[i + half] = x2 * c + x1 * s;
-      }
-    }
+  for (int64_t row = 0; row < rows; row++) {
+    ref_axpy(y + row * n, 1, b, n);
+  }
+}
+
+void ref_bias_back(double *db, const double *dy, int64_t rows, int64_t n)
+{
+  for (int64_t row = 0; row < rows; row++) {
+    ref_axpy(db, 1, dy + row * n, n);
   }
 }

@@ -26,8 +26,8 @@ void ref_rmsnorm_back(double *dx, double *dgain, const double *dy, const double 
 /* Softmax of z over n entries into p. */
 void ref_softmax(double *p, const double *z, int64_t n);
 
-/* Rotates the pairs (i, i + d/2) of every head of x [rows, heads, d] by direction * position * theta^(-2i/d), where a
-   row's position is its index modulo seq. Direction -1 is the inverse and the transpose: the backward pass. */
-void ref_rope(double *x, int64_t rows, int64_t seq, int64_t heads, int64_t d, double theta, double direction);
+/* y [rows, n] += b [n] in every row; db [n] += sum of the rows of dy. */
+void ref_bias(double *y, const double *b, int64_t rows, int64_t n);
+void ref_bias_back(double *db, const double *dy, int64_t rows, int64_t n);
 
 #endif

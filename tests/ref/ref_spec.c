@@ -1,4 +1,4 @@
-/* RefConfig from a .moespec. Features of the language that the reference does not compute are refused by name. */
+/* RefConfig from a .moespec. What the reference does not compute is refused by name. */
 #include "tests/ref/ref_config.h"
 
 #include <string.h>
@@ -14,29 +14,57 @@ static void refuse(bool present, const char *path, const char *feature)
 
 static void refuse_unknown(const ModelSpec *m, const char *path)
 {
-  refuse(m->attention.kind != ATTENTION_GQA, path, "attention kinds other than gqa");
-  refuse(m->attention.qk_norm == QK_NORM_WHOLE, path, "qk_norm = whole");
-  refuse(m->attention.bias, path, "attention biases");
-  refuse(m->attention.sinks, path, "attention sinks");
-  refuse(m->attention.window != 0, path, "attention windows");
-  refuse(m->attention.clip_qkv != 0, path, "clip_qkv");
-  refuse(m->attention.rope.interleaved, path, "interleaved RoPE");
-  refuse(m->attention.rope.yarn, path, "YaRN");
-  refuse(m->dense.layers != 0, path, "dense layers");
-  refuse(m->moe.router == ROUTER_SIGMOID_BIAS, path, "the sigmoid router");
-  refuse(m->moe.router_scale != 1, path, "router_scale");
-  refuse(m->moe.groups > 1, path, "expert groups in the router");
-  refuse(m->moe.router_bias || m->moe.bias, path, "biases in router or experts");
-  refuse(m->moe.activation != ACT_SWIGLU, path, "activations other than swiglu");
-  refuse(m->moe.shared != 0, path, "shared experts");
-  refuse(m->moe.balance == BALANCE_BATCH || m->moe.balance == BALANCE_BIAS, path,
-         "balance kinds other than none and sequence");
+  refuse(m->moe.balance == BALANCE_BATCH, path, "the balance loss over the batch");
   refuse(m->moe.n_route_only > REF_MAX_ROUTE_ONLY, path, "such a long route_only");
 }
 
 static RefRouter router_of(RouterKind kind)
 {
-  return kind == ROUTER_SOFTMAX ? REF_SOFTMAX : kind == ROUTER_TOPK_SOFTMAX ? REF_TOPK_SOFTMAX : REF_SOFTMAX_RENORM;
+  switch (kind) {
+  case ROUTER_SOFTMAX:
+    return REF_SOFTMAX;
+  case ROUTER_TOPK_SOFTMAX:
+    return REF_TOPK_SOFTMAX;
+  case ROUTER_SIGMOID_BIAS:
+    return REF_SIGMOID_BIAS;
+  default:
+    return REF_SOFTMAX_RENORM;
+  }
+}
+
+static void copy_attention(const ModelSpec *m, RefConfig *c)
+{
+  const RopeSpec *rope = &m->attention.rope;
+  c->heads = m->attention.heads;
+  c->kv_heads = m->attention.kv_heads;
+  c->head_dim = m->attention.head_dim;
+  c->qk_norm = m->attention.qk_norm == QK_NORM_HEAD    ? REF_QK_HEAD
+               : m->attention.qk_norm == QK_NORM_WHOLE ? REF_QK_WHOLE
+                                                       : REF_QK_NONE;
+  c->attention_bias = m->attention.bias;
+  c->sinks = m->attention.sinks;
+  c->window = m->attention.window;
+  c->window_layers = m->attention.window_layers == LAYERS_EVEN  ? REF_LAYERS_EVEN
+                     : m->attention.window_layers == LAYERS_ODD ? REF_LAYERS_ODD
+                                                                : REF_LAYERS_ALL;
+  c->clip_qkv = m->attention.clip_qkv;
+  c->mla = m->attention.kind == ATTENTION_MLA;
+  c->q_lora = m->attention.q_lora;
+  c->kv_lora = m->attention.kv_lora;
+  c->nope_dim = m->attention.nope_dim;
+  c->rope_dim = m->attention.rope_dim;
+  c->v_dim = m->attention.v_dim;
+  c->rope_theta = rope->theta;
+  c->rope_interleaved = rope->interleaved;
+  c->yarn = rope->yarn;
+  c->yarn_truncate = rope->truncate;
+  c->yarn_factor = rope->factor;
+  c->yarn_beta_fast = rope->beta_fast;
+  c->yarn_beta_slow = rope->beta_slow;
+  c->yarn_mscale = rope->mscale;
+  c->yarn_mscale_all_dim = rope->mscale_all_dim;
+  c->yarn_attention_factor = rope->attention_factor;
+  c->yarn_original = rope->original;
 }
 
 static void copy_model(const ModelSpec *m, RefConfig *c)
@@ -47,17 +75,24 @@ static void copy_model(const ModelSpec *m, RefConfig *c)
   c->norm_eps = m->norm_eps;
   c->init_std = m->init_std;
   c->tied = m->tied;
-  c->heads = m->attention.heads;
-  c->kv_heads = m->attention.kv_heads;
-  c->head_dim = m->attention.head_dim;
-  c->qk_norm = m->attention.qk_norm == QK_NORM_HEAD;
-  c->rope_theta = m->attention.rope.theta;
+  c->dense_layers = m->dense.layers;
+  c->dense_hidden = m->dense.hidden;
   c->experts = m->moe.experts;
   c->top_k = m->moe.top_k;
   c->ffn_hidden = m->moe.hidden;
+  c->shared = m->moe.shared;
   c->router = router_of(m->moe.router);
+  c->router_scale = m->moe.router_scale;
+  c->groups = m->moe.groups;
+  c->top_groups = m->moe.top_groups;
+  c->router_bias = m->moe.router_bias;
+  c->expert_bias = m->moe.bias;
+  c->clamped = m->moe.activation == ACT_SWIGLU_CLAMPED;
+  c->act_limit = m->moe.act_limit;
+  c->act_alpha = m->moe.act_alpha;
   c->capacity = m->moe.capacity;
-  c->balance_coef = m->moe.balance == BALANCE_SEQUENCE ? m->moe.balance_coef : 0;
+  c->balance_coef = m->moe.balance == BALANCE_SEQUENCE || m->moe.balance == BALANCE_BIAS ? m->moe.balance_coef : 0;
+  c->bias_rate = m->moe.balance == BALANCE_BIAS ? m->moe.bias_rate : 0;
   c->n_route_only = m->moe.route_only ? m->moe.n_route_only : 0;
   for (int64_t i = 0; i < c->n_route_only; i++) {
     c->route_only[i] = m->moe.route_only[i];
@@ -90,6 +125,7 @@ void ref_config_read_spec(RefConfig *c, const char *path, const char *shape)
   }
   refuse_unknown(&spec.model, path);
   copy_model(&spec.model, c);
+  copy_attention(&spec.model, c);
   copy_train(&spec.train, c);
   int i = 0;
   while (i < spec.n_shapes && shape && strcmp(spec.shapes[i].name, shape) != 0) {

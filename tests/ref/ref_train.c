@@ -30,12 +30,13 @@ static const char USAGE[] =
     "  --routing FILE        choices, weights and kept flags of the last batch: routing.L.{experts,weights,kept} [T, "
     "K]\n"
     "  --pin-routing FILE    takes the choices from such a file; for one batch only\n"
+    "  --logits FILE         logits [n_seqs, seq, vocab] of the last batch\n"
     "  --f32                 writes gradients and weights as F32 instead of F64\n"
-    "  --min-margin          prints the smallest gap between the K-th and the next router logit\n"
+    "  --min-margin          prints the smallest gap between the K-th and the next router score\n"
     "Prints one JSON line per step: step, loss, balance_loss, grad_norm, lr, tokens, dropped.\n";
 
 typedef struct Options {
-  const char *config, *shape, *weights, *tokens, *labels, *grads, *out_weights, *routing, *pin_routing, *state;
+  const char *config, *shape, *weights, *tokens, *labels, *grads, *out_weights, *routing, *pin_routing, *state, *logits;
   const char *set[64];
   int n_set;
   bool random, min_margin;
@@ -62,27 +63,20 @@ static void usage(void)
 
 static void read_options(int argc, char **argv, Options *o)
 {
-  static const struct option LONG[] = {{"config", required_argument, NULL, 'c'},
-                                       {"shape", required_argument, NULL, 'h'},
-                                       {"set", required_argument, NULL, 'S'},
-                                       {"weights", required_argument, NULL, 'w'},
-                                       {"init-random", required_argument, NULL, 'r'},
-                                       {"tokens", required_argument, NULL, 't'},
-                                       {"labels", required_argument, NULL, 'l'},
-                                       {"batch", required_argument, NULL, 'b'},
-                                       {"steps", required_argument, NULL, 'n'},
-                                       {"grads", required_argument, NULL, 'g'},
-                                       {"out-weights", required_argument, NULL, 'o'},
-                                       {"routing", required_argument, NULL, 'R'},
-                                       {"pin-routing", required_argument, NULL, 'P'},
-                                       {"f32", no_argument, NULL, 'f'},
-                                       {"min-margin", no_argument, NULL, 'm'},
-                                       {"state", required_argument, NULL, 's'},
-                                       {NULL, 0, NULL, 0}};
+  static const struct option LONG[] = {
+      {"config", required_argument, NULL, 'c'},      {"shape", required_argument, NULL, 'h'},
+      {"set", required_argument, NULL, 'S'},         {"weights", required_argument, NULL, 'w'},
+      {"init-random", required_argument, NULL, 'r'}, {"tokens", required_argument, NULL, 't'},
+      {"labels", required_argument, NULL, 'l'},      {"batch", required_argument, NULL, 'b'},
+      {"steps", required_argument, NULL, 'n'},       {"grads", required_argument, NULL, 'g'},
+      {"out-weights", required_argument, NULL, 'o'}, {"routing", required_argument, NULL, 'R'},
+      {"pin-routing", required_argument, NULL, 'P'}, {"f32", no_argument, NULL, 'f'},
+      {"min-margin", no_argument, NULL, 'm'},        {"state", required_argument, NULL, 's'},
+      {"logits", required_argument, NULL, 'L'},      {NULL, 0, NULL, 0}};
   *o = (Options){.dtype = ST_F64};
-  const char **text[128] = {
-      ['c'] = &o->config, ['h'] = &o->shape,   ['w'] = &o->weights,     ['t'] = &o->tokens,      ['l'] = &o->labels,
-      ['g'] = &o->grads,  ['R'] = &o->routing, ['P'] = &o->pin_routing, ['o'] = &o->out_weights, ['s'] = &o->state};
+  const char **text[128] = {['c'] = &o->config,      ['h'] = &o->shape, ['w'] = &o->weights, ['t'] = &o->tokens,
+                            ['l'] = &o->labels,      ['g'] = &o->grads, ['R'] = &o->routing, ['P'] = &o->pin_routing,
+                            ['o'] = &o->out_weights, ['s'] = &o->state, ['L'] = &o->logits};
   for (int letter; (letter = getopt_long(argc, argv, "", LONG, NULL)) != -1;) {
     switch (letter) {
     case 'S':
@@ -225,6 +219,20 @@ static void write_routing(const RefConfig *c, const RefState *s, int64_t t, cons
   free(names);
 }
 
+static void write_logits(const RefConfig *c, const RefState *s, int64_t n_seqs, const char *path)
+{
+  const StTensor tensor = {.name = "logits",
+                           .dtype = ST_F64,
+                           .n_dims = 3,
+                           .shape = {n_seqs, c->seq, c->vocab},
+                           .n = n_seqs * c->seq * c->vocab,
+                           .data = (const uint8_t *)s->logits};
+  char error[ST_ERROR_BYTES];
+  if (!st_write(path, &tensor, 1, error)) {
+    ref_fail("%s", error);
+  }
+}
+
 static int32_t *read_pinned(const RefConfig *c, int64_t t, const char *path)
 {
   char error[ST_ERROR_BYTES];
@@ -320,6 +328,7 @@ static void train(const Options *o, const RefConfig *c, RefParams *p)
     print_step(o, c, s, step, ref_grad_norm(g));
     if (o->steps) {
       ref_adamw(c, p, g, &adam);
+      ref_move_bias(c, p, s);
     }
   }
   if (o->grads) {
@@ -327,6 +336,9 @@ static void train(const Options *o, const RefConfig *c, RefParams *p)
   }
   if (o->routing) {
     write_routing(c, s, t, o->routing);
+  }
+  if (o->logits) {
+    write_logits(c, s, n_seqs, o->logits);
   }
   save_state(o->state, p->n, &adam);
   free(pinned);

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Sets the fp64 reference, and programs that moec compiles, against the golden values: loss, logits, every gradient.
+
+    check.py ref|cpu --ref REF_TRAIN --compare COMPARE_TENSORS --work DIR [--moec MOEC] [NAME...]
+
+Golden tensors have the names of published checkpoints; the reference has the compiler's own. The conversion here is
+written for itself, so that it also holds the compiler's (runtime/hf_names.def) to account."""
+import argparse
+import array
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SPECS = os.path.join(HERE, "..", "..", "specs", "models")
+NAMES = ("deepseek_moe", "gpt_oss", "qwen3_moe", "mixtral", "olmoe", "deepseek_v3", "kimi_k2")
+
+# The golden values are fp32 sums: rounding of 1e-7 per operation, a few hundred operations deep.
+LOSS, GRADS = 2e-5, "1e-4"
+
+
+def read_tensors(path):
+    """name: (shape, array of floats), from F32, BF16, I32 and F64."""
+    with open(path, "rb") as f:
+        data = f.read()
+    n = struct.unpack("<Q", data[:8])[0]
+    out = {}
+    for name, entry in json.loads(data[8:8 + n]).items():
+        if name == "__metadata__":
+            continue
+        begin, end = (8 + n + x for x in entry["data_offsets"])
+        raw = data[begin:end]
+        if entry["dtype"] == "BF16":
+            raw = b"".join(b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2))
+        values = array.array({"F32": "f", "BF16": "f", "I32": "i", "F64": "d"}[entry["dtype"]])
+        values.frombytes(raw)
+        out[name] = (tuple(entry["shape"]), values)
+    return out
+
+
+def write_tensors(path, tensors):
+    header, at = {}, 0
+    for name, (shape, values) in tensors.items():
+        header[name] = dict(dtype="F32", shape=list(shape), data_offsets=[at, at + 4 * len(values)])
+        at += 4 * len(values)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for _, values in tensors.values():
+            f.write(array.array("f", values).tobytes())
+
+
+def own(tensors):
+    """Published names and layouts to the compiler's own."""
+    out = {}
+    for name, (shape, x) in tensors.items():
+        if ".mlp.experts.gate_up_proj" in name or ".mlp.experts.down_proj" in name:  # gpt-oss
+            unpack(name, shape, x, out)
+            continue
+        for old, new in ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w3.", ".up_proj."),
+                         (".w2.", ".down_proj."), (".mlp.router.", ".mlp.gate.")):
+            name = name.replace(old, new)
+        out[name] = (shape, x)
+    return out
+
+
+def unpack(name, shape, x, out):
+    """[E, in, out] to one [out, in] per expert; gate in the even columns, up in the odd ones; biases [E, out] alike."""
+    prefix, last = name.rsplit(".", 1)
+    bias = last.endswith("_bias")
+    rows, columns = (1, shape[1]) if bias else shape[1:]
+    parts = (("down_proj", 0, 1),) if last.startswith("down") else (("gate_proj", 0, 2), ("up_proj", 1, 2))
+    for e in range(shape[0]):
+        base = e * rows * columns
+        for part, first, step in parts:
+            picked = range(first, columns, step)
+            values = array.array("f", (x[base + r * columns + c] for c in picked for r in range(rows)))
+            out[f"{prefix}.{e}.{part}.{'bias' if bias else 'weight'}"] = \
+                ((len(picked),) if bias else (len(picked), rows), values)
+
+
+def relative(a, b):
+    return (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
+
+
+class Checker:
+    def __init__(self, args):
+        self.args = args
+        self.env = dict(os.environ, MOEC_CACHE=os.path.join(args.work, "objects"))
+
+    def run(self, *command):
+        proc = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, env=self.env)
+        if proc.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: exit code {proc.returncode}\n{proc.stdout.decode(errors='replace')}")
+        return proc.stdout.decode()
+
+    def check(self, name):
+        self.folder = os.path.join(self.args.work, f"golden-{self.args.what}-{name}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.makedirs(self.folder)
+        self.path = lambda file: os.path.join(self.folder, file)
+        self.spec = os.path.join(SPECS, f"tiny_{name}.moespec")
+        with open(os.path.join(HERE, name, "golden.json")) as f:
+            self.golden = json.load(f)
+        self.tensors = read_tensors(os.path.join(HERE, name, "golden.safetensors"))
+        grads = own({k[5:]: v for k, v in self.tensors.items() if k.startswith("grad.")})
+        write_tensors(self.path("golden-grads"), grads)
+        getattr(self, self.args.what)(name)
+        shutil.rmtree(self.folder)
+
+    def hold(self, what, value, golden, tolerance):
+        error = abs(value - golden) / max(abs(golden), 1e-30) if golden else abs(value)
+        print(f"  {what} {value:.9g}, golden {golden:.9g}, error {error:.2g}")
+        if not error <= tolerance:
+            raise RuntimeError(f"{what} {value} differs from the golden {golden} by more than {tolerance}")
+
+    def compare(self, mine):
+        out = self.run(self.args.compare, mine, self.path("golden-grads"), "--rtol", GRADS)
+        print("  gradients:", out.strip().splitlines()[-1])
+
+    def ref(self, name):
+        weights = own(read_tensors(os.path.join(HERE, name, "model.safetensors")))
+        write_tensors(self.path("weights"), weights)
+        seq, n = self.golden["seq"], self.golden["sequences"]
+        tokens = self.tensors["tokens"][1]
+        with open(self.path("tokens"), "wb") as f:
+            for k in range(n):
+                f.write(array.array("i", tokens[k * seq:(k + 1) * seq + 1]).tobytes())
+        out = self.run(self.args.ref, "--config", self.spec, "--weights", self.path("weights"), "--tokens",
+                       self.path("tokens"), "--grads", self.path("grads"), "--logits", self.path("logits"))
+        step = json.loads(out.splitlines()[0])
+        self.hold("loss", step["loss"], self.golden["loss"], LOSS)
+        self.hold("balance loss", step["balance_loss"], self.golden["balance_loss"], LOSS)
+        error = relative(read_tensors(self.path("logits"))["logits"][1], self.tensors["logits"][1])
+        print(f"  logits: error {error:.2g}")
+        if not error <= LOSS:
+            raise RuntimeError(f"logits differ from the golden ones by {error}")
+        self.drop_selection_bias()
+        self.compare(self.path("grads"))
+
+    def drop_selection_bias(self):
+        """It has no gradient, and so no golden one."""
+        mine = read_tensors(self.path("grads"))
+        write_tensors(self.path("grads"), {k: v for k, v in mine.items() if "e_score_correction_bias" not in k})
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["ref"])
+    for flag in ("--ref", "--compare", "--work"):
+        parser.add_argument(flag, required=True)
+    parser.add_argument("--moec")
+    parser.add_argument("names", nargs="*", default=NAMES)
+    args = parser.parse_intermixed_args()
+    checker, failed = Checker(args), 0
+    for name in args.names:
+        print(name)
+        try:
+            checker.check(name)
+        except (RuntimeError, OSError, KeyError, ValueError, subprocess.TimeoutExpired) as error:
+            print(f"FAIL {name}: {error}")
+            failed += 1
+    print(f"{len(args.names) - failed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -112,7 +112,10 @@ int64_t cost_bucket_elems(const Spec *spec, MoeBucketKind kind, int layer, int e
     n = h;
     break;
   case MOE_BUCKET_EXPERTS:
-    n = dense ? 0 : experts * cost_expert_params(spec) + shared_params(spec);
+    n = dense ? 0 : experts * cost_expert_params(spec);
+    break;
+  case MOE_BUCKET_SHARED:
+    n = dense ? 0 : shared_params(spec);
     break;
   case MOE_BUCKET_HEAD:
     n = h + (spec->model.tied ? 0 : h * spec->model.vocab);

@@ -242,6 +242,7 @@ int cost_bucket_groups(const Spec *spec, const Plan *plan, MoeBucketKind bucket,
       two[0] = plan_att(spec, plan, way, last);
       break;
     case MOE_BUCKET_EXPERTS:
+    case MOE_BUCKET_SHARED:
       two[0] = plan_ffn(spec, plan, way, layer);
       break;
     default:

@@ -11,6 +11,7 @@
 #include "codegen/hf.h"
 #include "codegen/params.h"
 #include "codegen/plan_shape.h"
+#include "codegen/rope.h"
 
 /* What the schedule's rows and the kernels' interface need, next to the templates. */
 static const char *const contract[] = {"buckets.def", "edges.def",    "moe_bundle.h", "moe_kernels.h", "moe_layout.h",
@@ -44,7 +45,7 @@ void emit_config(const Spec *spec, FILE *out)
       "   so that every template compiles where it stands; a bundle's own takes its place there. */\n"
       "#ifndef MOE_CONFIG_H\n#define MOE_CONFIG_H\n\n");
 #define CONFIG(name, format, value, doc)                                                                               \
-  fprintf(out, "#define %-16s " format, (name), (value));                                                              \
+  fprintf(out, "#define %-17s " format, (name), (value));                                                              \
   fprintf(out, (doc)[0] ? " /* %s */\n" : "%s\n", (doc));
 #include "codegen/config.def"
 #undef CONFIG
@@ -170,8 +171,8 @@ static void emit_params(const ParamTables *tables, FILE *out)
   fprintf(out, "};\n\nconst MoeParam moe_params[] = {\n");
   for (int i = 0; i < tables->n_params; i++) {
     const MoeParam *p = &tables->params[i];
-    fprintf(out, "  {\"%s\", %" PRId64 ", %d, %d, %.9g, %d},\n", p->name, p->offset, p->rows, p->cols, (double)p->std,
-            p->decay);
+    fprintf(out, "  {\"%s\", %" PRId64 ", %d, %d, %.9g, %d, %d},\n", p->name, p->offset, p->rows, p->cols,
+            (double)p->std, p->decay, p->counts);
   }
   fprintf(out, "};\n\n");
 }
@@ -232,8 +233,8 @@ static void emit_bundle_row(const Shape *shape, const ParamTables *tables, uint6
   fprintf(out, "  .seat = seat,\n");
   fprintf(out,
           "  .n_groups = %d,\n  .groups = groups,\n  .n_layers = %d,\n  .ways = %d,\n  .att_group = moe_att_group,\n"
-          "  .ffn_group = moe_ffn_group,\n  .combine_group = moe_combine_group,\n  .chunks = %d,\n",
-          plan->n_groups, m->layers, plan->ways, plan->chunks);
+          "  .ffn_group = moe_ffn_group,\n  .combine_group = moe_combine_group,\n  .dense = %d,\n  .chunks = %d,\n",
+          plan->n_groups, m->layers, plan->ways, m->dense.layers, plan->chunks);
   fprintf(
       out,
       "  .n_chans = %d,\n  .chans = chans,\n  .n_buckets = %d,\n  .buckets = moe_buckets,\n  .holders = moe_holders,\n",
@@ -257,6 +258,7 @@ static void emit_bundle_row(const Shape *shape, const ParamTables *tables, uint6
   emit_real(out, "eps", t->eps);
   emit_real(out, "weight_decay", t->weight_decay);
   emit_real(out, "clip", t->clip);
+  emit_real(out, "bias_rate", m->moe.balance == BALANCE_BIAS ? m->moe.bias_rate : 0.0);
   fprintf(out, "  .warmup = %" PRId64 ",\n  .lr_steps = %" PRId64 ",\n  .stop_on_nan = %d,\n", t->warmup,
           lr_moves ? t->steps : 0, t->stop_on_nan);
   emit_real(out, "flops_per_token", cost_flops_per_token(spec, plan->shape->seq));

@@ -24,7 +24,7 @@ Spec emu_small_spec(const Spec *spec)
   m->dense.hidden = m->moe.hidden = 1;
   m->moe.router = ROUTER_SOFTMAX_RENORM;
   m->moe.router_bias = m->moe.bias = false;
-  m->moe.shared = 0;
+  m->moe.shared = m->moe.shared > 0; /* its bucket is exchanged */
   return small;
 }
 

@@ -50,10 +50,15 @@ static int at_least(int n, int least)
 
 /* ---- slots ---- */
 
-static double q_width(const Spec *spec)
+static double v_dim(const Spec *spec)
 {
   bool mla = spec->model.attention.kind == ATTENTION_MLA;
-  return (double)spec->model.attention.heads * (mla ? spec->model.attention.v_dim : spec->model.attention.head_dim);
+  return mla ? spec->model.attention.v_dim : spec->model.attention.head_dim;
+}
+
+static double q_width(const Spec *spec)
+{
+  return spec->model.attention.heads * v_dim(spec);
 }
 
 static int64_t att_saved_bytes(const Spec *spec, const MemIn *in)
@@ -166,14 +171,24 @@ static int64_t senders(const MemIn *in)
 static int64_t att_scratch_bytes(const Spec *spec, const MemIn *in)
 {
   double t = min2((double)(in->att_seqs * in->seq), ATT_TILE), h = spec->model.hidden, s = (double)in->seq;
-  double d = q_width(spec) / spec->model.attention.heads, group = 1;
-  if (spec->model.attention.kind == ATTENTION_GQA) {
-    group = (double)spec->model.attention.heads / spec->model.attention.kv_heads;
-  }
+  bool mla = spec->model.attention.kind == ATTENTION_MLA;
+  double d = spec->model.attention.head_dim, dv = v_dim(spec), turn = mla ? spec->model.attention.rope_dim : d;
+  double group = (double)spec->model.attention.heads / spec->model.attention.kv_heads;
   double tile = group * (group <= 2 ? 64 : group <= 4 ? 32 : 16);
   int64_t n = 2 * piece(t * h, 4) + piece(t * cost_qkv_width(spec), 4) + piece(t * spec->model.moe.top_k, 4);
-  n += piece((double)senders(in), SOURCE_BYTES) + 2 * piece(s * d / 2, 4) + 4 * piece(s * d, 4);
-  return n + 3 * piece(tile * d, 4) + 2 * piece(tile * TILE_KEYS, 4) + 2 * piece(tile, 4);
+  if (mla) {
+    n += piece(t * at_least(spec->model.attention.q_lora, spec->model.attention.kv_lora), 4) + piece(s * turn, 4);
+  }
+  if (spec->model.attention.qk_norm == QK_NORM_WHOLE) {
+    n += 2 * piece(s, 4);
+  }
+  if (spec->model.dense.layers > 0) {
+    n += piece(t * spec->model.dense.hidden, 4) + piece(t * 2 * spec->model.dense.hidden, 4);
+  }
+  n += piece((double)senders(in), SOURCE_BYTES) + 2 * piece(s * turn / 2, 4) + 2 * piece(s * d, 4) +
+       2 * piece(s * dv, 4);
+  n += piece(tile * d, 4) + piece(tile * dv, 4) + piece(tile * (d > dv ? d : dv), 4);
+  return n + 2 * piece(tile * TILE_KEYS, 4) + 2 * piece(tile, 4);
 }
 
 /* Logits of a chunk of tokens at a time. */
@@ -374,6 +389,10 @@ static void memory_ffn(const Spec *spec, const MemIn *in, int roles, MemoryTerms
   int dense = spec->model.dense.layers;
   add_buckets(spec, in, in->ffn_layers, (double)cost_bucket_elems(spec, MOE_BUCKET_EXPERTS, dense, in->experts),
               in->replicas * ways(in), TAIL_SLOTS, m);
+  if (spec->model.moe.shared > 0) {
+    add_buckets(spec, in, in->ffn_layers, (double)cost_bucket_elems(spec, MOE_BUCKET_SHARED, dense, 0),
+                in->ffn_ranks * in->replicas * ways(in), TAIL_SLOTS, m);
+  }
   if (!(roles & PLAN_A)) {
     add_gains(spec, in, in->ffn_layers, 0, false, m);
   }

@@ -28,17 +28,17 @@ static void allocate(Builder *b)
 {
   const ModelSpec *m = &b->spec->model;
   int ranks = b->plan->replicas * b->plan->replica_ranks;
-  int per_layer_buckets = 2;
+  int per_layer_buckets = 3;
   int n_buckets = 2;
   int n_holders = 2 * ranks;
   for (int l = 0; l < m->layers; l++) {
     int n_ffn = ffn_group(b, 0, l)->n_ranks;
     n_buckets += per_layer_buckets + n_ffn;
-    n_holders += 2 * ranks + n_ffn * b->plan->replicas * b->plan->ways;
+    n_holders += 3 * ranks + n_ffn * b->plan->replicas * b->plan->ways;
   }
   b->out->buckets = arena_new_array(b->arena, MoeBucket, (size_t)n_buckets);
   b->out->holders = arena_new_array(b->arena, int32_t, (size_t)n_holders);
-  b->out->params = arena_new_array(b->arena, MoeParam, (size_t)(3 + m->layers * (9 + 3 * m->moe.experts)));
+  b->out->params = arena_new_array(b->arena, MoeParam, (size_t)(3 + m->layers * (20 + 6 * m->moe.experts)));
 }
 
 /* The layers whose groups hold a bucket, in every direction; -1: none. */
@@ -88,7 +88,7 @@ static MoeBucket *begin_bucket(Builder *b, MoeBucketKind kind, int layer)
   return bucket;
 }
 
-static void add_param(Builder *b, const char *name, int rows, int cols)
+static MoeParam *add_param(Builder *b, const char *name, int rows, int cols)
 {
   MoeParam *p = &b->out->params[b->out->n_params++];
   p->name = name;
@@ -98,6 +98,20 @@ static void add_param(Builder *b, const char *name, int rows, int cols)
   p->std = cols ? (float)b->spec->model.init_std : 0.0f; /* gains start at one */
   p->decay = cols > 0;
   b->offset += (int64_t)rows * (cols ? cols : 1);
+  return p;
+}
+
+/* Starts at zero. */
+static MoeParam *add_bias(Builder *b, const char *name, int rows)
+{
+  MoeParam *p = add_param(b, name, rows, 0);
+  p->std = MOE_STD_ZERO;
+  return p;
+}
+
+static const char *layer_name(const Builder *b, int l, const char *rest)
+{
+  return arena_printf(b->arena, "model.layers.%d.%s", l, rest);
 }
 
 static void end_bucket(Builder *b, MoeBucket *bucket, int experts)
@@ -111,28 +125,89 @@ static void end_bucket(Builder *b, MoeBucket *bucket, int experts)
   }
 }
 
+/* In the order of templates/moe_model.h: what comes from the input, norms, what the latents expand to. */
+static void add_latent(Builder *b, int l)
+{
+  const ModelSpec *m = &b->spec->model;
+  int nq = m->attention.heads * m->attention.head_dim, rq = m->attention.q_lora, rkv = m->attention.kv_lora;
+  if (rq > 0) {
+    add_param(b, layer_name(b, l, "self_attn.q_a_proj.weight"), rq, m->hidden);
+  } else {
+    add_param(b, layer_name(b, l, "self_attn.q_proj.weight"), nq, m->hidden);
+  }
+  add_param(b, layer_name(b, l, "self_attn.kv_a_proj_with_mqa.weight"), rkv + m->attention.rope_dim, m->hidden);
+  if (rq > 0) {
+    add_param(b, layer_name(b, l, "self_attn.q_a_layernorm.weight"), rq, 0);
+  }
+  add_param(b, layer_name(b, l, "self_attn.kv_a_layernorm.weight"), rkv, 0);
+  if (rq > 0) {
+    add_param(b, layer_name(b, l, "self_attn.q_b_proj.weight"), nq, rq);
+  }
+  add_param(b, layer_name(b, l, "self_attn.kv_b_proj.weight"),
+            m->attention.heads * (m->attention.nope_dim + m->attention.v_dim), rkv);
+}
+
+static void add_grouped(Builder *b, int l)
+{
+  static const char *const names[] = {"q", "k", "v"};
+  const ModelSpec *m = &b->spec->model;
+  int d = m->attention.head_dim, nq = m->attention.heads * d, nkv = m->attention.kv_heads * d;
+  for (int i = 0; i < 3; i++) {
+    add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.%s_proj.weight", l, names[i]), i ? nkv : nq,
+              m->hidden);
+  }
+  for (int i = 0; i < 3 && m->attention.bias; i++) {
+    add_bias(b, arena_printf(b->arena, "model.layers.%d.self_attn.%s_proj.bias", l, names[i]), i ? nkv : nq);
+  }
+  if (m->attention.qk_norm != QK_NORM_NONE) {
+    bool head = m->attention.qk_norm == QK_NORM_HEAD;
+    add_param(b, layer_name(b, l, "self_attn.q_norm.weight"), head ? d : nq, 0);
+    add_param(b, layer_name(b, l, "self_attn.k_norm.weight"), head ? d : nkv, 0);
+  }
+}
+
+static void add_mlp(Builder *b, const char *prefix, int hidden)
+{
+  int h = b->spec->model.hidden;
+  add_param(b, arena_printf(b->arena, "%s.gate_proj.weight", prefix), hidden, h);
+  add_param(b, arena_printf(b->arena, "%s.up_proj.weight", prefix), hidden, h);
+  add_param(b, arena_printf(b->arena, "%s.down_proj.weight", prefix), h, hidden);
+}
+
+static void add_router(Builder *b, int l)
+{
+  const ModelSpec *m = &b->spec->model;
+  add_param(b, layer_name(b, l, "mlp.gate.weight"), m->moe.experts, m->hidden);
+  if (m->moe.router == ROUTER_SIGMOID_BIAS) {
+    add_bias(b, layer_name(b, l, "mlp.gate.e_score_correction_bias"), m->moe.experts)->counts = 1;
+  } else if (m->moe.router_bias) {
+    add_bias(b, layer_name(b, l, "mlp.gate.bias"), m->moe.experts);
+  }
+}
+
 static void add_attention(Builder *b, int l)
 {
   const ModelSpec *m = &b->spec->model;
-  int d = m->attention.head_dim;
-  int nq = m->attention.heads * d;
-  int nkv = m->attention.kv_heads * d;
+  bool latent = m->attention.kind == ATTENTION_MLA;
   MoeBucket *bucket = begin_bucket(b, MOE_BUCKET_ATT, l);
-  add_param(b, arena_printf(b->arena, "model.layers.%d.input_layernorm.weight", l), m->hidden, 0);
-  add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.q_proj.weight", l), nq, m->hidden);
-  add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.k_proj.weight", l), nkv, m->hidden);
-  add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.v_proj.weight", l), nkv, m->hidden);
-  if (m->attention.qk_norm == QK_NORM_HEAD) {
-    add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.q_norm.weight", l), d, 0);
-    add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.k_norm.weight", l), d, 0);
-  }
-  add_param(b, arena_printf(b->arena, "model.layers.%d.self_attn.o_proj.weight", l), m->hidden, nq);
-  if (l < m->dense.layers) {
-    add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.gate_proj.weight", l), m->dense.hidden, m->hidden);
-    add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.up_proj.weight", l), m->dense.hidden, m->hidden);
-    add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.down_proj.weight", l), m->hidden, m->dense.hidden);
+  add_param(b, layer_name(b, l, "input_layernorm.weight"), m->hidden, 0);
+  if (latent) {
+    add_latent(b, l);
   } else {
-    add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.gate.weight", l), m->moe.experts, m->hidden);
+    add_grouped(b, l);
+  }
+  add_param(b, layer_name(b, l, "self_attn.o_proj.weight"), m->hidden,
+            m->attention.heads * (latent ? m->attention.v_dim : m->attention.head_dim));
+  if (m->attention.bias) {
+    add_bias(b, layer_name(b, l, "self_attn.o_proj.bias"), m->hidden);
+  }
+  if (m->attention.sinks) {
+    add_param(b, layer_name(b, l, "self_attn.sinks"), m->attention.heads, 0)->std = (float)m->init_std;
+  }
+  if (l < m->dense.layers) {
+    add_mlp(b, layer_name(b, l, "mlp"), m->dense.hidden);
+  } else {
+    add_router(b, l);
   }
   add_holders(b, bucket, (Holding){l, -1, -1, -1});
   end_bucket(b, bucket, 0);
@@ -151,6 +226,10 @@ static void add_experts(Builder *b, int l, int member)
       bool down = k == 2;
       add_param(b, arena_printf(b->arena, "model.layers.%d.mlp.experts.%d.%s.weight", l, e, names[k]),
                 down ? m->hidden : m->moe.hidden, down ? m->moe.hidden : m->hidden);
+    }
+    for (int k = 0; k < 3 && m->moe.bias; k++) {
+      add_bias(b, arena_printf(b->arena, "model.layers.%d.mlp.experts.%d.%s.bias", l, e, names[k]),
+               k == 2 ? m->hidden : m->moe.hidden);
     }
   }
   add_holders(b, bucket, (Holding){-1, -1, l, member});
@@ -175,6 +254,12 @@ void params_build(Arena *arena, const Spec *spec, const Plan *plan, ParamTables 
     bucket = begin_bucket(&b, MOE_BUCKET_GAIN, l);
     add_param(&b, arena_printf(arena, "model.layers.%d.post_attention_layernorm.weight", l), m->hidden, 0);
     add_holders(&b, bucket, (Holding){l, -1, l, -1});
+    end_bucket(&b, bucket, 0);
+  }
+  for (int l = m->dense.layers; l < m->layers && m->moe.shared > 0; l++) {
+    bucket = begin_bucket(&b, MOE_BUCKET_SHARED, l);
+    add_mlp(&b, layer_name(&b, l, "mlp.shared_experts"), m->moe.shared);
+    add_holders(&b, bucket, (Holding){-1, -1, l, -1});
     end_bucket(&b, bucket, 0);
   }
   for (int l = m->dense.layers; l < m->layers; l++) {

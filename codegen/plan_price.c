@@ -20,8 +20,6 @@ static bool colocated(const Price *p)
   return p->tuple->place == PLACE_COLOCATED;
 }
 
-/* ---- work ---- */
-
 /* A layer of each kind, -1 where the model has none. */
 static int sample_layer(const Spec *spec, int kind)
 {
@@ -201,17 +199,16 @@ static double port_ns(const Price *p, double bytes, double each, int ranks, int 
   return max2((1 - far) * bytes / nvlink, far > 0 ? far * bytes / nic : 0);
 }
 
-/* ---- step's tail ---- */
-
 static int all_ranks(const Price *p, int att_n, int ffn_n)
 {
   return p->tuple->replicas * (p->tuple->p_att * att_n + (colocated(p) ? 0 : p->tuple->p_ffn * ffn_n));
 }
 
 /* Gradients to their owners, updated weights back, and the optimizer between them. all: ranks of the plan. */
-static double tail_ns(const Price *p, double elems, int holders, int all, double nics_per_rank, bool crosses)
+static double tail_ns(const Price *p, double elems, int holders, int all, double nics_per_rank)
 {
   const ClusterSpec *c = &p->spec->cluster;
+  bool crosses = p->nodes.count > 1 && p->tuple->ranks * p->tuple->replicas > p->nodes.ranks;
   double owners = p->tuple->shard == OPT_SHARD_ALL ? all : holders;
   double bytes = 2 * 4 * elems * (owners - 1) / owners;
   double rate = crosses && nics_per_rank > 0 ? c->nic * nics_per_rank : c->nvlink;
@@ -220,33 +217,35 @@ static double tail_ns(const Price *p, double elems, int holders, int all, double
 
 static double att_elems(const Price *p, const Kind *k)
 {
-  const Spec *spec = p->spec;
-  int dense = spec->model.dense.layers;
-  double n = (k->layers[0] + k->layers[1]) * (double)cost_bucket_elems(spec, MOE_BUCKET_ATT, dense, 0);
-  n += (k->layers[2] + k->layers[3]) * (double)cost_bucket_elems(spec, MOE_BUCKET_ATT, 0, 0);
-  n += k->embed ? (double)cost_bucket_elems(spec, MOE_BUCKET_EMBED, 0, 0) : 0;
-  return n + (k->head ? (double)cost_bucket_elems(spec, MOE_BUCKET_HEAD, 0, 0) : 0);
-}
-
-static bool many_nodes(const Price *p)
-{
-  return p->nodes.count > 1 && p->tuple->ranks * p->tuple->replicas > p->nodes.ranks;
+  int dense = p->spec->model.dense.layers;
+  double n = (k->layers[0] + k->layers[1]) * (double)cost_bucket_elems(p->spec, MOE_BUCKET_ATT, dense, 0);
+  n += (k->layers[2] + k->layers[3]) * (double)cost_bucket_elems(p->spec, MOE_BUCKET_ATT, 0, 0);
+  n += k->embed ? (double)cost_bucket_elems(p->spec, MOE_BUCKET_EMBED, 0, 0) : 0;
+  return n + (k->head ? (double)cost_bucket_elems(p->spec, MOE_BUCKET_HEAD, 0, 0) : 0);
 }
 
 double price_att_tail(const Price *p, int kind, int att_n, int ffn_n, double nics_per_rank)
 {
   int least = min_of(p->spec->plan.attention_gpus, p->spec->plan.n_attention_gpus, att_n);
   return tail_ns(p, att_elems(p, &p->kinds.att[kind]), least * p->tuple->replicas, all_ranks(p, att_n, ffn_n),
-                 nics_per_rank, many_nodes(p));
+                 nics_per_rank);
+}
+
+/* Of so many layers' experts on n ranks, and of the shared one, which all of them hold. */
+static double ffn_tail(const Price *p, int layers, int n, int all, double nics_per_rank)
+{
+  int dense = p->spec->model.dense.layers, most = (int)moe_part_max(p->spec->model.moe.experts, n),
+      q = p->tuple->replicas;
+  double own = layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, dense, most);
+  double shared = layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_SHARED, dense, 0);
+  return tail_ns(p, own, q, all, nics_per_rank) + tail_ns(p, shared, n * q, all, nics_per_rank);
 }
 
 double price_ffn_tail(const Price *p, int kind, int att_n, int ffn_n, double nics_per_rank)
 {
-  int least = min_of(p->spec->plan.ffn_gpus, p->spec->plan.n_ffn_gpus, ffn_n);
-  int experts = (int)moe_part_max(p->spec->model.moe.experts, least);
-  double elems = p->kinds.ffn[kind].ffn_layers *
-                 (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, p->spec->model.dense.layers, experts);
-  return tail_ns(p, elems, p->tuple->replicas, all_ranks(p, att_n, ffn_n), nics_per_rank, many_nodes(p));
+  const PlanSpec *pin = &p->spec->plan;
+  return ffn_tail(p, p->kinds.ffn[kind].ffn_layers, min_of(pin->ffn_gpus, pin->n_ffn_gpus, ffn_n),
+                  all_ranks(p, att_n, ffn_n), nics_per_rank);
 }
 
 /* ---- memory ---- */
@@ -505,7 +504,7 @@ double price_ffn_launches(const Price *p, int att_n)
 {
   int most = 0;
   for (int i = 0; i < p->kinds.n_ffn; i++) {
-    most = p->kinds.ffn[i].ffn_layers > most ? p->kinds.ffn[i].ffn_layers : most;
+    most = (int)max2(most, p->kinds.ffn[i].ffn_layers);
   }
   return (double)price_micro_batches(p, att_n) * most * 3 * p->spec->cluster.gpu.launch_ns;
 }
@@ -516,7 +515,6 @@ double price_both(const Price *p, int n, int nics)
       ranks = p->tuple->p_att * n, all = all_ranks(p, n, n);
   double tokens = (double)batches * seqs * (double)p->shape->seq, z = 0,
          ffn = price_ffn_compute(p, n, price_mb_seqs(p, n));
-  int experts = (int)moe_part_max(p->spec->model.moe.experts, n), dense = p->spec->model.dense.layers;
   Bytes b = price_bytes(p, rows_out(p, n), p->spec->model.moe.top_k);
   double port = ffn_port_ns(p, n, n, n, nics), each = pair_bytes(p, n, n);
   for (int i = 0; i < p->kinds.n_att; i++) {
@@ -525,9 +523,8 @@ double price_both(const Price *p, int n, int nics)
     busy += (double)batches * k->ffn_layers * 3 * p->spec->cluster.gpu.launch_ns;
     double move = port_ns(p, tokens * (k->dispatches * b.dispatch + k->combines * b.combine_b), each, ranks, nics);
     move += k->ffn_layers * port;
-    double elems = k->ffn_layers * (double)cost_bucket_elems(p->spec, MOE_BUCKET_EXPERTS, dense, experts);
-    double tail = tail_ns(p, att_elems(p, k), n * p->tuple->replicas, all, (double)nics / ranks, many_nodes(p)) +
-                  tail_ns(p, elems, p->tuple->replicas, all, (double)nics / ranks, many_nodes(p));
+    double tail = tail_ns(p, att_elems(p, k), n * p->tuple->replicas, all, (double)nics / ranks) +
+                  ffn_tail(p, k->ffn_layers, n, all, (double)nics / ranks);
     z = max2(z, max2(busy, move) + tail);
   }
   return memory_ns(p, PLAN_A | PLAN_F, n, n, z) + price_more_fill(p, n);

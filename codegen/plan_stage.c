@@ -237,7 +237,8 @@ static double tail_ns(const Spec *spec, const StageLayout *at, const StageTimes 
   double rate = near || t->nic_share <= 0 ? c->nvlink : c->nic * t->nic_share;
   bool inside = near || (at->replicas == 1 && ways == 1 && at->n <= nodes.ranks && nodes.ranks % at->n == 0);
   int experts = (int)moe_part_max(spec->model.moe.experts, at->n);
-  double att = layers * (double)cost_bucket_elems(spec, MOE_BUCKET_ATT, dense, 0);
+  double att = layers * (double)(cost_bucket_elems(spec, MOE_BUCKET_ATT, dense, 0) +
+                                 cost_bucket_elems(spec, MOE_BUCKET_SHARED, dense, 0)); /* the same holders */
   att += max2((double)cost_bucket_elems(spec, MOE_BUCKET_EMBED, 0, 0),
               (double)cost_bucket_elems(spec, MOE_BUCKET_HEAD, 0, 0));
   double ffn = layers * (double)cost_bucket_elems(spec, MOE_BUCKET_EXPERTS, dense, experts);

@@ -45,7 +45,7 @@ int check_holders(const Check *c, MoeBucketKind kind, int layer, int groups[CHEC
       hold(groups, plan_ffn(c->spec, plan, way, layer));
       break;
     default:
-      if (!spec_layer_is_dense(c->spec, layer)) {
+      if (!spec_layer_is_dense(c->spec, layer) && (kind != MOE_BUCKET_SHARED || c->spec->model.moe.shared > 0)) {
         hold(groups, plan_ffn(c->spec, plan, way, layer));
       }
       break;

@@ -122,7 +122,7 @@ static bool adds(const Check *c, const MoeOp *op, MoeBucketKind kind, int layer)
   case MOE_OP_ATT_DGRAD:
     return (kind == MOE_BUCKET_GAIN || kind == MOE_BUCKET_ATT) && op->layer == layer;
   case MOE_OP_FFN_WGRAD:
-    return kind == MOE_BUCKET_EXPERTS && op->layer == layer;
+    return (kind == MOE_BUCKET_EXPERTS || kind == MOE_BUCKET_SHARED) && op->layer == layer;
   case MOE_OP_ATT_WGRAD:
     return kind == MOE_BUCKET_ATT && op->layer == layer;
   default:

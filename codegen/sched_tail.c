@@ -1,6 +1,6 @@
 /* The end of the step: gradient reduction, scalars, optimizer, sharing of the new weights.
 
-   Buckets go in one order for all groups: HEAD; layers descending, EXPERTS, GAIN, ATT of each; EMBED. A message
+   Buckets go in one order for all groups: HEAD; layers descending, EXPERTS, SHARED, GAIN, ATT of each; EMBED. A message
    exchange of a bucket is one event at all its holders, with one start and one seq, so pairs of ranks that share
    several buckets agree about their order. Gradients leave as soon as the last op that adds to them is done in every
    holder and the exchange before is over in their groups; they are added after the group's last micro-batch, in bucket
@@ -39,12 +39,20 @@ typedef struct Held {
   int holders;                   /* ranks, over all replicas */
 } Held;
 
+enum { PER_LAYER = 4 };
+
+static int n_buckets(const SchedNet *net)
+{
+  return PER_LAYER * net->n_layers + 2;
+}
+
 static int bucket_at(const SchedNet *net, int i, MoeBucketKind *kind)
 {
-  static const MoeBucketKind of_layer[] = {MOE_BUCKET_EXPERTS, MOE_BUCKET_GAIN, MOE_BUCKET_ATT};
-  int last = 3 * net->n_layers + 1;
-  *kind = i == 0 ? MOE_BUCKET_HEAD : i == last ? MOE_BUCKET_EMBED : of_layer[(i - 1) % 3];
-  return i == 0 || i == last ? 0 : net->n_layers - 1 - (i - 1) / 3;
+  static const MoeBucketKind of_layer[PER_LAYER] = {MOE_BUCKET_EXPERTS, MOE_BUCKET_SHARED, MOE_BUCKET_GAIN,
+                                                    MOE_BUCKET_ATT};
+  int last = n_buckets(net) - 1;
+  *kind = i == 0 ? MOE_BUCKET_HEAD : i == last ? MOE_BUCKET_EMBED : of_layer[(i - 1) % PER_LAYER];
+  return i == 0 || i == last ? 0 : net->n_layers - 1 - (i - 1) / PER_LAYER;
 }
 
 static int ascending(const void *a, const void *b)
@@ -56,7 +64,9 @@ static Held held_at(const SchedNet *net, int i)
 {
   Held held = {0};
   held.layer = bucket_at(net, i, &held.kind);
-  if (held.kind == MOE_BUCKET_EXPERTS && spec_layer_is_dense(net->spec, held.layer)) {
+  bool of_experts = held.kind == MOE_BUCKET_EXPERTS || held.kind == MOE_BUCKET_SHARED;
+  if ((of_experts && spec_layer_is_dense(net->spec, held.layer)) ||
+      (held.kind == MOE_BUCKET_SHARED && net->spec->model.moe.shared == 0)) {
     return held;
   }
   held.n_groups = cost_bucket_groups(net->spec, net->plan, held.kind, held.layer, held.groups);
@@ -83,9 +93,9 @@ static int32_t last_adder(const Tail *tail, const Held *held, int group)
     MoeBucketKind kind;
     SchedTask task;
   } adders[] = {
-      {MOE_BUCKET_HEAD, TASK_HEAD},         {MOE_BUCKET_EXPERTS, TASK_FFN_WGRAD}, {MOE_BUCKET_GAIN, TASK_FFN_DGRAD},
-      {MOE_BUCKET_GAIN, TASK_ATT_DGRAD},    {MOE_BUCKET_ATT, TASK_ATT_DGRAD},     {MOE_BUCKET_ATT, TASK_ATT_WGRAD},
-      {MOE_BUCKET_EMBED, TASK_EMBED_WGRAD}, {MOE_BUCKET_EMBED, TASK_HEAD},
+      {MOE_BUCKET_HEAD, TASK_HEAD},      {MOE_BUCKET_EXPERTS, TASK_FFN_WGRAD}, {MOE_BUCKET_SHARED, TASK_FFN_WGRAD},
+      {MOE_BUCKET_GAIN, TASK_FFN_DGRAD}, {MOE_BUCKET_GAIN, TASK_ATT_DGRAD},    {MOE_BUCKET_ATT, TASK_ATT_DGRAD},
+      {MOE_BUCKET_ATT, TASK_ATT_WGRAD},  {MOE_BUCKET_EMBED, TASK_EMBED_WGRAD}, {MOE_BUCKET_EMBED, TASK_HEAD},
   };
   const SchedNet *net = tail->net;
   int32_t last = -1;
@@ -136,7 +146,7 @@ enum { TURNS = 2 };
 static bool sets_are_apart(Arena *arena, const SchedNet *net, MoeBucketKind kind)
 {
   int *set = arena_new_array(arena, int, (size_t)net->n_groups);
-  for (int i = 1; i <= 3 * net->n_layers; i++) {
+  for (int i = 1; i < n_buckets(net) - 1; i++) {
     Held held = held_at(net, i);
     for (int k = 0; held.kind == kind && k < held.n_groups; k++) {
       int *of = &set[held.groups[k]], now = 1 + held.groups[0] + net->n_groups * held.groups[held.n_groups - 1];
@@ -300,6 +310,7 @@ static Tail tail_new(Arena *arena, const SchedNet *net, SchedRecs *recs, Schedul
   tail.turn = arena_new_array(arena, int32_t, groups * MOE_BUCKET_COUNT);
   tail.port_free = arena_new_array(arena, int64_t, groups);
   tail.turns[MOE_BUCKET_ATT] = sets_are_apart(arena, net, MOE_BUCKET_ATT);
+  tail.turns[MOE_BUCKET_SHARED] = sets_are_apart(arena, net, MOE_BUCKET_SHARED);
   tail.turns[MOE_BUCKET_EXPERTS] = sets_are_apart(arena, net, MOE_BUCKET_EXPERTS);
   for (int g = 0; g < net->n_groups; g++) {
     tail.last[g] = tail.down[g] = tail.pending[g] = -1;
@@ -317,8 +328,7 @@ static Tail tail_new(Arena *arena, const SchedNet *net, SchedRecs *recs, Schedul
 void sched_tail(Arena *arena, const SchedNet *net, SchedRecs *recs, Schedule *sched)
 {
   Tail tail = tail_new(arena, net, recs, sched);
-  int n_buckets = 3 * net->n_layers + 2;
-  for (int i = 0; i < n_buckets; i++) {
+  for (int i = 0; i < n_buckets(net); i++) {
     Held held = held_at(net, i);
     reduce_bucket(&tail, &held);
   }
@@ -326,7 +336,7 @@ void sched_tail(Arena *arena, const SchedNet *net, SchedRecs *recs, Schedule *sc
   for (int i = 0; i < net->n_groups * MOE_BUCKET_COUNT; i++) {
     tail.turn[i] = 0; /* SHARE has slots of its own */
   }
-  for (int i = 0; i < n_buckets; i++) {
+  for (int i = 0; i < n_buckets(net); i++) {
     optimize_bucket(&tail, i);
   }
   for (int g = 0; g < net->n_groups; g++) {

@@ -307,6 +307,18 @@ void moe_exec_stop(MoeExec *x)
   }
 }
 
+/* To the storage type; selection biases stay fp32. */
+static void round_weights(const MoeExec *x, MoeHeld *h)
+{
+  for (int32_t p = 0; p < h->bucket->n_params; p++) {
+    const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
+    float *w = h->w + param->offset;
+    if (!param->counts) {
+      x->kernels->to_weights(w, w, (size_t)param->rows * (size_t)(param->cols > 0 ? param->cols : 1));
+    }
+  }
+}
+
 void moe_exec_init_weights(MoeExec *x, uint64_t seed, const MoeHfLoad *load)
 {
   for (int32_t i = 0; i < x->mem.n_held; i++) {
@@ -321,7 +333,7 @@ void moe_exec_init_weights(MoeExec *x, uint64_t seed, const MoeHfLoad *load)
       memset(h->m, 0, (size_t)h->n * sizeof(float));
       memset(h->v, 0, (size_t)h->n * sizeof(float));
     }
-    x->kernels->to_weights(h->w, h->w, (size_t)h->bucket->elems);
+    round_weights(x, h);
     atomic_fetch_add_explicit(&x->shared->states[x->me.rank].beats, 1, memory_order_relaxed);
   }
 }

@@ -229,6 +229,7 @@ static MoeStatus fill_memory(MoeExec *x, int32_t i, int32_t side, MoeCall *call)
   MoeBucketKind kind = !att ? MOE_BUCKET_EXPERTS : op->kind == MOE_OP_HEAD ? MOE_BUCKET_HEAD : MOE_BUCKET_ATT;
   MoeHeld *own = moe_mem_held(m, kind, op->kind == MOE_OP_HEAD ? 0 : op->layer);
   MoeHeld *gain = op->kind == MOE_OP_HEAD ? NULL : moe_mem_held(m, MOE_BUCKET_GAIN, op->layer);
+  MoeHeld *shared = att ? NULL : moe_mem_held(m, MOE_BUCKET_SHARED, op->layer);
   MoeHeld *embed = moe_mem_held(m, MOE_BUCKET_EMBED, 0);
   if (own != NULL) {
     call->w = own->w;
@@ -237,6 +238,10 @@ static MoeStatus fill_memory(MoeExec *x, int32_t i, int32_t side, MoeCall *call)
   if (gain != NULL) {
     call->gain = gain->w;
     call->g_gain = gain->g;
+  }
+  if (shared != NULL) {
+    call->shared = shared->w;
+    call->g_shared = shared->g;
   }
   bool embedding = op->kind == MOE_OP_EMBED_FWD || op->kind == MOE_OP_EMBED_WGRAD;
   if (embedding || (op->kind == MOE_OP_HEAD && x->bundle->tied)) {
@@ -278,14 +283,19 @@ static void fill_senders(const MoeBundle *b, const MoeOp *op, MoeCall *call)
   if (op->edge == MOE_EDGE_PIPE || op->edge == MOE_EDGE_PIPE_B) {
     call->n_dst = b->groups[op->peer].n_ranks;
   }
-  if (layer < 0) {
+  bool dense_back =
+      op->kind == MOE_OP_ATT_DGRAD && op->layer < b->dense; /* takes the gradient of its output by PIPE_B */
+  if (dense_back) {
+    call->n_src = b->groups[moe_att_of(b, op->mb, op->layer + 1)].n_ranks;
+  }
+  if (layer < 0 || dense_back) {
     return;
   }
   call->piped = moe_piped(b, op->mb, layer);
   if (op->kind == MOE_OP_JOIN_DGRAD) {
     call->n_src = b->groups[moe_att_of(b, op->mb, layer + 1)].n_ranks;
   } else if (call->piped && !join && op->kind != MOE_OP_SEND) {
-    call->n_src = b->groups[moe_combine_of(b, op->mb, layer)].n_ranks;
+    call->n_src = b->groups[moe_pipe_of(b, op->mb, layer)].n_ranks;
   } else {
     call->n_src = b->chunks * b->groups[moe_ffn_of(b, op->mb, layer)].n_ranks;
   }

@@ -51,6 +51,34 @@ static const float *floats_of(const MoeIn *in)
   return (const float *)(const void *)(in->data + PAYLOAD);
 }
 
+/* The part of a parameter that lies in this rank's slice, by index in the bucket; from >= to: none. */
+typedef struct Piece {
+  int64_t from, to;
+} Piece;
+
+static Piece piece_of(const MoeHeld *h, const MoeParam *param)
+{
+  int64_t end = param->offset + (int64_t)param->rows * (param->cols > 0 ? param->cols : 1);
+  return (Piece){.from = param->offset > h->begin ? param->offset : h->begin,
+                 .to = end < h->begin + h->n ? end : h->begin + h->n};
+}
+
+/* Squares of this rank's slice, without counts, which are no gradients. */
+static double slice_sumsq(const MoeExec *x, const MoeHeld *h)
+{
+  double sum = 0;
+  int64_t from = h->begin;
+  for (int32_t p = 0; p < h->bucket->n_params; p++) {
+    const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
+    Piece piece = piece_of(h, param);
+    if (param->counts && piece.from < piece.to) {
+      sum += x->kernels->sumsq(h->g + from, (size_t)(piece.from - from));
+      from = piece.to;
+    }
+  }
+  return sum + x->kernels->sumsq(h->g + from, (size_t)(h->begin + h->n - from));
+}
+
 /* Adds the holders' gradients of this rank's slice in holder order, with the own one in its place. in[] is in that
    order and lacks the own one. */
 static void grad_reduce(MoeExec *x, const MoeCall *call, MoeHeld *h)
@@ -69,7 +97,7 @@ static void grad_reduce(MoeExec *x, const MoeCall *call, MoeHeld *h)
     }
     memcpy(mine + at, x->mem.sums, n * sizeof(float));
   }
-  x->scalars[0][MOE_SC_SUMSQ] += x->kernels->sumsq(mine, (size_t)h->n);
+  x->scalars[0][MOE_SC_SUMSQ] += slice_sumsq(x, h);
 }
 
 /* Adds up all ranks in rank order; this is rank 0, so its own come first. */
@@ -89,6 +117,20 @@ static void sum_scalars(MoeExec *x, const MoeCall *call)
   memcpy(x->totals, sums, sizeof sums);
 }
 
+/* A selection bias: up by the rate where its expert had fewer of the step's choices than the mean, down where more. It
+   is kept in fp32 whatever the rest is: such steps are smaller than bf16 can tell. */
+static void move_bias(const MoeExec *x, MoeHeld *h, Piece piece)
+{
+  const MoeBundle *b = x->bundle;
+  double choices = (double)b->global_batch * b->seq * b->top_k;
+  for (int64_t i = piece.from; i < piece.to; i++) {
+    double above = (double)h->g[i] * b->experts - choices;
+    float *master = &h->master[i - h->begin];
+    *master += (float)(above < 0 ? b->bias_rate : above > 0 ? -b->bias_rate : 0);
+    h->w[i] = *master;
+  }
+}
+
 static void optimize(MoeExec *x, MoeHeld *h)
 {
   if (!x->step.update || !moe_totals_finite(x->totals)) {
@@ -98,13 +140,13 @@ static void optimize(MoeExec *x, MoeHeld *h)
   adam.scale = (float)moe_clip_scale(moe_totals_norm(x->totals), x->bundle->clip);
   for (int32_t p = 0; p < h->bucket->n_params; p++) {
     const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
-    int64_t end = param->offset + (int64_t)param->rows * (param->cols > 0 ? param->cols : 1);
-    int64_t from = param->offset > h->begin ? param->offset : h->begin;
-    int64_t to = end < h->begin + h->n ? end : h->begin + h->n;
-    if (from < to) {
-      int64_t at = from - h->begin;
-      x->kernels->adamw(&adam, h->w + from, h->master + at, h->m + at, h->v + at, h->g + from, (size_t)(to - from),
-                        param->decay != 0);
+    Piece piece = piece_of(h, param);
+    int64_t at = piece.from - h->begin;
+    if (piece.from < piece.to && param->counts) {
+      move_bias(x, h, piece);
+    } else if (piece.from < piece.to) {
+      x->kernels->adamw(&adam, h->w + piece.from, h->master + at, h->m + at, h->v + at, h->g + piece.from,
+                        (size_t)(piece.to - piece.from), param->decay != 0);
     }
   }
 }

@@ -38,7 +38,9 @@ void moe_init_bucket(const MoeBundle *b, const MoeBucket *bucket, uint64_t seed,
     int64_t from = begin > param->offset ? begin - param->offset : 0;
     int64_t to = end - param->offset < n ? end - param->offset : n;
     for (int64_t i = from; i < to; i++) {
-      double value = param->std > 0 ? (double)param->std * moe_init_normal(key, (uint64_t)i) : 1.0;
+      double value = param->std > 0   ? (double)param->std * moe_init_normal(key, (uint64_t)i)
+                     : param->std < 0 ? 0.0
+                                      : 1.0;
       values[param->offset + i] = (float)value;
     }
   }

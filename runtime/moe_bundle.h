@@ -43,15 +43,19 @@ typedef struct MoeBucket {
   int32_t n_params;
 } MoeBucket;
 
+/* MoeParam.std of what starts at zero. */
+#define MOE_STD_ZERO (-1.0f)
+
 /* A tensor, by its global name; parameters of a bucket lie back to back. Initial values depend on (seed, name, index in
-   the tensor) alone: std > 0 normal with that deviation, std == 0 all ones. */
+   the tensor) alone: std > 0 normal with that deviation, std == 0 all ones, MOE_STD_ZERO all zeros. */
 typedef struct MoeParam {
   const char *name; /* "model.layers.0.self_attn.q_proj.weight" */
   int64_t offset;   /* in its bucket */
   int32_t rows;     /* [rows, cols]; cols = 0 for a vector of `rows` */
   int32_t cols;
   float std;
-  uint8_t decay; /* weight decay applies */
+  uint8_t decay;  /* weight decay applies */
+  uint8_t counts; /* a selection bias: its gradient is each expert's choices, and it moves against them (bias_rate) */
 } MoeParam;
 
 /* The messages of one SEND as modelled. bytes: [n_src][n_dst] by index within the two groups; one number for all where
@@ -116,6 +120,7 @@ typedef struct MoeBundle {
   /* [ways][n_layers] group that receives the layer's COMBINE. Where it is not the next layer's attention group,
      JOIN_FWD sums there and PIPE carries the sum on. */
   const int16_t *combine_group;
+  int32_t dense;  /* the first layers have no experts: their output goes from their attention group on by PIPE */
   int32_t chunks; /* parts of a micro-batch's tokens, by position, that dispatch, experts and combine take in turn */
   int32_t n_chans;
   const MoeChan *chans;
@@ -133,6 +138,7 @@ typedef struct MoeBundle {
 
   uint64_t seed;
   double lr, lr_min, beta1, beta2, eps, weight_decay, clip; /* clip 0: off */
+  double bias_rate; /* step of a selection bias: up where its expert had less than the mean of the choices, else down */
   int64_t warmup, lr_steps; /* cosine from lr to lr_min over lr_steps, after a linear warm-up */
   int32_t stop_on_nan;      /* else the step is skipped by all ranks together */
 

@@ -71,6 +71,8 @@ typedef struct MoeCall {
   float *gw;         /* its gradient, added to */
   const float *gain; /* bucket GAIN of the layer (H floats) */
   float *g_gain;
+  const float *shared; /* bucket SHARED of the layer, if the model has a shared expert */
+  float *g_shared;
   const float *table; /* EMBED ops: embedding table; HEAD: output table. [vocab, H] */
   float *g_table;
   const MoeIn *in; /* messages of the RECV ops this op releases (RELAY: waits for), senders in rank order */

@@ -72,7 +72,13 @@ int32_t moe_combine_of(const MoeBundle *b, int32_t mb, int32_t layer)
 
 bool moe_piped(const MoeBundle *b, int32_t mb, int32_t layer)
 {
-  return layer >= 0 && layer < b->n_layers && moe_combine_of(b, mb, layer) != moe_att_of(b, mb, layer + 1);
+  return layer >= 0 && layer < b->n_layers &&
+         (layer < b->dense || moe_combine_of(b, mb, layer) != moe_att_of(b, mb, layer + 1));
+}
+
+int32_t moe_pipe_of(const MoeBundle *b, int32_t mb, int32_t layer)
+{
+  return layer < b->dense ? moe_att_of(b, mb, layer) : moe_combine_of(b, mb, layer);
 }
 
 bool moe_group_relays(const MoeBundle *b, int32_t group_id)
@@ -295,7 +301,7 @@ MoeDims moe_dims(const MoeBundle *b, int32_t group_id)
       if (att && l < b->n_layers) {
         grow(&d.n_ffn, b->groups[moe_ffn_of(b, mb, l)].n_ranks);
       }
-      if (moe_piped(b, mb, l) && moe_combine_of(b, mb, l) == group_id) {
+      if (l >= b->dense && moe_piped(b, mb, l) && moe_combine_of(b, mb, l) == group_id) {
         grow(&d.n_join, b->chunks * b->groups[moe_ffn_of(b, mb, l)].n_ranks);
       }
     }

@@ -35,6 +35,8 @@ int32_t moe_att_of(const MoeBundle *, int32_t mb, int32_t layer);
 int32_t moe_ffn_of(const MoeBundle *, int32_t mb, int32_t layer);
 int32_t moe_combine_of(const MoeBundle *, int32_t mb, int32_t layer);
 bool moe_piped(const MoeBundle *, int32_t mb, int32_t layer);
+/* The group that PIPE of a piped layer comes from: where it is joined or, of a dense layer, its own attention group. */
+int32_t moe_pipe_of(const MoeBundle *, int32_t mb, int32_t layer);
 
 /* Whether dispatches to this FFN group go through relays. */
 bool moe_group_relays(const MoeBundle *, int32_t group_id);

@@ -1,21 +1,98 @@
 /* The attention side of one layer. Forward: x summed from the partial rows, a = round(x + attention), h = norm(a),
-   router. Backward: da summed from the FFN ranks, + router and post-norm, attention, + input norm = dx. All but the
+   router. Backward: da summed from the FFN ranks, + router and post-norm, attention, + input norm = dx. A dense layer
+   has its MLP here instead of a router: its output a + MLP(h), and the gradient of that, go by PIPE. All but the
    attention proper goes tile by tile of MOE_ATT_TILE tokens. */
 #include "moe_gemm.h"
 #include "moe_parts.h"
 
-enum { H = MOE_HIDDEN, Q = MOE_Q_DIM, QKV = MOE_QKV_DIM, E = MOE_EXPERTS };
+enum {
+  H = MOE_HIDDEN,
+  O = MOE_O_DIM,
+  DV = MOE_V_DIM,
+  QKV = MOE_QKV_DIM,
+  IN = MOE_IN_DIM,
+  E = MOE_EXPERTS,
+  FD = MOE_DENSE_HIDDEN
+};
 
 static void carve_scratch(const MoeCall *call, size_t tokens, MoeAttScratch *t)
 {
   moe_att_scratch_carve(call->scratch, tokens, (size_t)call->seq, (size_t)call->n_in, t);
 }
 
+static bool is_dense(const MoeCall *call)
+{
+  return call->layer < MOE_DENSE_LAYERS;
+}
+
+/* y [n, width] rows of ld += bias */
+static void add_bias(float *y, size_t n, size_t ld, const float *bias, size_t width)
+{
+  for (size_t r = 0; r < n; r++) {
+    for (size_t i = 0; i < width; i++) {
+      y[r * ld + i] += bias[i];
+    }
+  }
+}
+
+/* g += sum of the rows of dy */
+static void bias_back(float *g, const float *dy, size_t n, size_t ld, size_t width)
+{
+  for (size_t r = 0; r < n; r++) {
+    for (size_t i = 0; i < width; i++) {
+      g[i] += dy[r * ld + i];
+    }
+  }
+}
+
+/* Tokens at .. at + n from x to their projections. */
+static void project(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratch *t, size_t at, size_t n)
+{
+  const float *w = call->w;
+  float *qkv = moe_target(s->qkv + at * QKV, t->wide);
+  moe_norm(s->x + at * H, w, n, t->h0, s->rstd_in + at);
+  moe_gemm_nt(n, IN, H, t->h0, H, w + MOE_AT_QKV, H, 0.0f, qkv, QKV);
+  if (MOE_ATT_BIAS) {
+    add_bias(qkv, n, QKV, w + MOE_AT_QKV_BIAS, IN);
+  }
+  if (MOE_LATENT) {
+    moe_latent(w, n, qkv, t->latent);
+  }
+  moe_keep(s->qkv + at * QKV, qkv, n * QKV);
+}
+
+/* From the heads' outputs to a, and to the router's logits or a dense layer's output. */
+static void output(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratch *t, size_t at, size_t n)
+{
+  const float *w = call->w;
+  moe_gemm_nt(n, H, O, moe_floats(s->o + at * O, n * O, t->wide), O, w + MOE_AT_O, O, 0.0f, t->h0, H);
+  if (MOE_ATT_BIAS) {
+    add_bias(t->h0, n, H, w + MOE_AT_O_BIAS, H);
+  }
+  for (size_t i = at * H; i < (at + n) * H; i++) {
+    s->a[i] = moe_put(moe_get(s->x[i]) + t->h0[i - at * H]);
+  }
+  moe_norm(s->a + at * H, call->gain, n, t->h1, s->rstd_post + at);
+  if (is_dense(call)) {
+    MoeAttWork out;
+    moe_att_work_carve(call->work, s->tokens, &out);
+    moe_mlp_inner(w + MOE_AT_DENSE, FD, t->h1, n, t->gate_up);
+    moe_mlp_outer(w + MOE_AT_DENSE, FD, t->gate_up, n, t->act, t->h0);
+    for (size_t i = at * H; i < (at + n) * H; i++) {
+      out.dx[i] = moe_put(moe_get(s->a[i]) + t->h0[i - at * H]);
+    }
+    return;
+  }
+  moe_gemm_nt(n, E, H, t->h1, H, w + MOE_AT_ROUTER, H, 0.0f, s->prob + at * E, E);
+  if (MOE_ROUTER_BIAS) {
+    add_bias(s->prob + at * E, n, E, w + MOE_AT_RBIAS, E);
+  }
+}
+
 MoeStatus moe_att_fwd(MoeCall *call)
 {
   MoeAttSaved s;
   MoeAttScratch t;
-  const float *w = call->w;
   size_t seq = (size_t)call->seq;
   moe_att_begin(call, call->piped ? 0 : call->n_in, &s);
   carve_scratch(call, s.tokens, &t);
@@ -27,46 +104,59 @@ MoeStatus moe_att_fwd(MoeCall *call)
   }
 
   for (size_t at = 0; at < s.tokens; at += MOE_ATT_TILE) {
-    size_t n = moe_min(MOE_ATT_TILE, s.tokens - at);
-    float *qkv = moe_target(s.qkv + at * QKV, t.wide);
-    moe_norm(s.x + at * H, w, n, t.h0, s.rstd_in + at);
-    moe_gemm_nt(n, QKV, H, t.h0, H, w + MOE_AT_QKV, H, 0.0f, qkv, QKV);
-    moe_keep(s.qkv + at * QKV, qkv, n * QKV);
+    project(call, &s, &t, at, moe_min(MOE_ATT_TILE, s.tokens - at));
   }
   if (s.tokens > 0) {
     moe_rope_tables(&t.core, seq);
   }
   for (size_t at = 0; at < s.tokens; at += seq) {
-    moe_attention(&t.core, seq, s.qkv + at * QKV, w, s.o + at * Q, s.lse + at * MOE_HEADS);
+    moe_attention(&t.core, (size_t)call->layer, seq, s.qkv + at * QKV, call->w, s.o + at * O, s.lse + at * MOE_HEADS);
   }
   for (size_t at = 0; at < s.tokens; at += MOE_ATT_TILE) {
-    size_t n = moe_min(MOE_ATT_TILE, s.tokens - at);
-    moe_gemm_nt(n, H, Q, moe_floats(s.o + at * Q, n * Q, t.wide), Q, w + MOE_AT_O, Q, 0.0f, t.h0, H);
-    for (size_t i = 0; i < n * H; i++) {
-      s.a[at * H + i] = moe_put(moe_get(s.x[at * H + i]) + t.h0[i]);
-    }
-    moe_norm(s.a + at * H, call->gain, n, t.h1, s.rstd_post + at);
-    moe_gemm_nt(n, E, H, t.h1, H, w + MOE_AT_ROUTER, H, 0.0f, s.prob + at * E, E);
+    output(call, &s, &t, at, moe_min(MOE_ATT_TILE, s.tokens - at));
   }
-  return moe_router(call, &s);
+  return is_dense(call) ? MOE_OK : moe_router(call, &s);
 }
 
-/* Tokens at .. at + n: da, dz, and the gradient of the attention's output in the query columns of dqkv. */
+/* Of a dense layer, tokens at .. at + n: the gradient of the output, which out->dx holds, becomes da; dh goes to h1.
+   Gate and up are computed again and the MLP's weight gradient is formed at once, so that nothing of it need be kept:
+   the slots of all layers are alike, and the few dense layers have the largest hidden size. */
+static void dense_back(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratch *t, size_t at, size_t n,
+                       const MoeAttWork *out, float *da)
+{
+  const float *w = call->w + MOE_AT_DENSE;
+  float *gw = call->gw + MOE_AT_DENSE;
+  for (size_t i = 0; i < n * H; i++) {
+    da[i] = moe_get(out->dx[at * H + i]);
+  }
+  moe_norm_rows(s->a + at * H, call->gain, s->rstd_post + at, n, t->h1);
+  moe_mlp_inner(w, FD, t->h1, n, t->gate_up);
+  moe_mlp_dgrad_outer(w, FD, da, n, t->gate_up, t->act);
+  moe_mlp_wgrad_outer(FD, da, t->act, n, gw);
+  moe_mlp_wgrad_inner(FD, t->gate_up, t->h1, n, gw);
+  moe_mlp_dgrad_inner(w, FD, t->gate_up, n, t->h1);
+}
+
+/* Tokens at .. at + n: da, dz, and the gradient of the heads' outputs in their columns of dqkv. */
 static MoeStatus output_back(MoeCall *call, const MoeAttSaved *s, const MoeAttScratch *t, size_t at, size_t n,
                              MoeAttWork *out)
 {
   float *dz = out->dz + at * E;
   float *da = moe_target(out->da + at * H, t->h0);
-  MOE_TRY(moe_take_dispatch_b(call, s, t->source, at, n, da, t->dw));
-  moe_router_back(call, s, at, n, t->dw, dz);
-  moe_gemm_nn(n, H, E, dz, E, call->w + MOE_AT_ROUTER, H, 0.0f, t->h1, H);
+  if (is_dense(call)) {
+    dense_back(call, s, t, at, n, out, da);
+  } else {
+    MOE_TRY(moe_take_dispatch_b(call, s, t->source, at, n, da, t->dw));
+    moe_router_back(call, s, at, n, t->dw, dz);
+    moe_gemm_nn(n, H, E, dz, E, call->w + MOE_AT_ROUTER, H, 0.0f, t->h1, H);
+  }
   moe_norm_back(s->a + at * H, call->gain, s->rstd_post + at, t->h1, n, da, call->g_gain);
   moe_keep(out->da + at * H, da, n * H);
   const float *d_attention = moe_floats(out->da + at * H, n * H, t->h0);
-  moe_gemm_nn(n, Q, H, d_attention, H, call->w + MOE_AT_O, Q, 0.0f, t->wide, Q);
+  moe_gemm_nn(n, O, H, d_attention, H, call->w + MOE_AT_O, O, 0.0f, t->wide, O);
   for (size_t r = 0; r < n; r++) {
-    for (size_t i = 0; i < Q; i++) {
-      out->dqkv[(at + r) * QKV + i] = moe_put(t->wide[r * Q + i]);
+    for (size_t head = 0; head < MOE_HEADS; head++) {
+      moe_keep_row(out->dqkv + (at + r) * QKV + moe_out_col(head), t->wide + r * O + head * DV, DV);
     }
   }
   return MOE_OK;
@@ -83,24 +173,27 @@ MoeStatus moe_att_dgrad(MoeCall *call)
   moe_att_work_carve(call->work, s.tokens, &out);
   carve_scratch(call, s.tokens, &t);
 
-  MOE_TRY(moe_open_dispatch_b(call, t.source));
+  MOE_TRY(is_dense(call) ? moe_take_pipe(call, out.dx) : moe_open_dispatch_b(call, t.source));
   for (size_t at = 0; at < s.tokens; at += MOE_ATT_TILE) {
     MOE_TRY(output_back(call, &s, &t, at, moe_min(MOE_ATT_TILE, s.tokens - at), &out));
   }
-  if (!moe_sources_done(call, t.source)) {
+  if (!is_dense(call) && !moe_sources_done(call, t.source)) {
     return MOE_EPROTO;
   }
   if (s.tokens > 0) {
     moe_rope_tables(&t.core, seq);
   }
   for (size_t at = 0; at < s.tokens; at += seq) {
-    moe_attention_back(&t.core, seq, s.qkv + at * QKV, w, s.o + at * Q, s.lse + at * MOE_HEADS, out.dqkv + at * QKV,
-                       call->gw);
+    moe_attention_back(&t.core, (size_t)call->layer, seq, s.qkv + at * QKV, w, s.o + at * O, s.lse + at * MOE_HEADS,
+                       out.dqkv + at * QKV, call->gw);
   }
   for (size_t at = 0; at < s.tokens; at += MOE_ATT_TILE) {
     size_t n = moe_min(MOE_ATT_TILE, s.tokens - at);
+    if (MOE_LATENT) {
+      moe_latent_back(s.qkv + at * QKV, w, n, out.dqkv + at * QKV, call->gw, t.wide, t.latent);
+    }
     const float *dqkv = moe_floats(out.dqkv + at * QKV, n * QKV, t.wide);
-    moe_gemm_nn(n, H, QKV, dqkv, QKV, w + MOE_AT_QKV, H, 0.0f, t.h1, H);
+    moe_gemm_nn(n, H, IN, dqkv, QKV, w + MOE_AT_QKV, H, 0.0f, t.h1, H);
     float *dx = moe_target(out.dx + at * H, t.h0);
     for (size_t i = 0; i < n * H; i++) {
       dx[i] = moe_get(out.da[at * H + i]);
@@ -109,6 +202,16 @@ MoeStatus moe_att_dgrad(MoeCall *call)
     moe_keep(out.dx + at * H, dx, n * H);
   }
   return MOE_OK;
+}
+
+static void router_wgrad(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratch *t, size_t at, size_t n,
+                         const float *dz)
+{
+  moe_norm_rows(s->a + at * H, call->gain, s->rstd_post + at, n, t->h1);
+  moe_gemm_tn(E, H, n, dz, E, t->h1, H, 1.0f, call->gw + MOE_AT_ROUTER, H);
+  if (MOE_ROUTER_BIAS) {
+    bias_back(call->gw + MOE_AT_RBIAS, dz, n, E, E);
+  }
 }
 
 MoeStatus moe_att_wgrad(MoeCall *call)
@@ -125,14 +228,23 @@ MoeStatus moe_att_wgrad(MoeCall *call)
     size_t n = moe_min(MOE_ATT_TILE, s.tokens - at);
     moe_norm_rows(s.x + at * H, call->w, s.rstd_in + at, n, t.h0);
     const float *dqkv = moe_floats(in.dqkv + at * QKV, n * QKV, t.wide);
-    moe_gemm_tn(QKV, H, n, dqkv, QKV, t.h0, H, 1.0f, gw + MOE_AT_QKV, H);
+    moe_gemm_tn(IN, H, n, dqkv, QKV, t.h0, H, 1.0f, gw + MOE_AT_QKV, H);
+    if (MOE_ATT_BIAS) {
+      bias_back(gw + MOE_AT_QKV_BIAS, dqkv, n, QKV, IN);
+    }
+    if (MOE_LATENT) {
+      moe_latent_wgrad(s.qkv + at * QKV, call->w, n, dqkv, gw, t.latent);
+    }
 
     const float *da = moe_floats(in.da + at * H, n * H, t.h0);
-    const float *o = moe_floats(s.o + at * Q, n * Q, t.wide);
-    moe_gemm_tn(H, Q, n, da, H, o, Q, 1.0f, gw + MOE_AT_O, Q);
-
-    moe_norm_rows(s.a + at * H, call->gain, s.rstd_post + at, n, t.h1);
-    moe_gemm_tn(E, H, n, in.dz + at * E, E, t.h1, H, 1.0f, gw + MOE_AT_ROUTER, H);
+    const float *o = moe_floats(s.o + at * O, n * O, t.wide);
+    moe_gemm_tn(H, O, n, da, H, o, O, 1.0f, gw + MOE_AT_O, O);
+    if (MOE_ATT_BIAS) {
+      bias_back(gw + MOE_AT_O_BIAS, da, n, H, H);
+    }
+    if (!is_dense(call)) {
+      router_wgrad(call, &s, &t, at, n, in.dz + at * E);
+    }
   }
   return MOE_OK;
 }

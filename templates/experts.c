@@ -1,20 +1,21 @@
-/* The FFN side of one layer: h = norm(a), expert e: y = down(act), act = silu(gate h) * (up h); a row's partial sum is
-   that of weight * y over its pairs here, plus a on the row's home.
-   Backward, per pair, dx being the row's gradient: d = down^T dx; dweight = <d, act>; dact = weight * d;
-   dup = dact g s, dgate = dact u s (1 + g (1 - s)), s = sigmoid(g). Pairs are kept grouped by expert.
-   Sums of rows are formed for MOE_FFN_ROWS of them at a time, expert after expert, so that scratch does not grow with
-   the micro-batch; the order of every sum follows from the list alone. */
+/* The FFN side of one layer: h = norm(a), expert e: y = down(act(gate h, up h)), with biases where the model has them;
+   a row's partial sum is that of weight * y over its pairs here, plus on the row's home a and the shared expert's
+   output. Backward, per pair, dx being the row's gradient: d = down^T dx; dweight = <dx, y> = <d, act> + <dx, down
+   bias>; dact = weight * d; moe_act.h has the rest. Pairs are kept grouped by expert. Sums of rows are formed for
+   MOE_FFN_ROWS of them at a time, expert after expert, so that scratch does not grow with the micro-batch; the order of
+   every sum follows from the list alone. */
+#include "moe_act.h"
 #include "moe_gemm.h"
 #include "moe_parts.h"
-#include "moe_vec.h"
 
-enum { F = MOE_FFN_HIDDEN, F2 = 2 * MOE_FFN_HIDDEN, H = MOE_HIDDEN };
+enum { F = MOE_FFN_HIDDEN, F2 = 2 * MOE_FFN_HIDDEN, H = MOE_HIDDEN, FS = MOE_SHARED };
 
 /* Some pairs of one expert, neighbours in the grouped order. */
 typedef struct Group {
   size_t n, begin;
   const uint32_t *pair, *row;
-  const float *gate_up, *down; /* [2 F, H], [H, F] */
+  const float *gate_up, *down;           /* [2 F, H], [H, F] */
+  const float *gate_up_bias, *down_bias; /* [2 F], [H], where the model has them */
 } Group;
 
 static size_t local_experts(const MoeCall *call)
@@ -35,7 +36,9 @@ static Group take_group(const MoeCall *call, const MoeFfnSaved *s, size_t e, siz
                  .pair = s->group_pair + begin,
                  .row = s->group_row + begin,
                  .gate_up = call->w + e * MOE_EXPERT_ELEMS,
-                 .down = call->w + e * MOE_EXPERT_ELEMS + MOE_AT_DOWN};
+                 .down = call->w + e * MOE_EXPERT_ELEMS + MOE_AT_DOWN,
+                 .gate_up_bias = call->w + e * MOE_EXPERT_ELEMS + (MOE_EXPERT_BIAS ? MOE_AT_GU_BIAS : 0),
+                 .down_bias = call->w + e * MOE_EXPERT_ELEMS + (MOE_EXPERT_BIAS ? MOE_AT_DOWN_BIAS : 0)};
 }
 
 /* Counting sort of the pairs by expert; rows stay in order within an expert. */
@@ -82,34 +85,45 @@ static void start_sums(const MoeCall *call, const MoeFfnSaved *s, const MoeReal 
   }
 }
 
-static void swiglu(const MoeReal *gate_up, size_t n, float *act)
+/* y [n, width] += bias; g += sum of the rows of dy. Without biases they do nothing. */
+static void add_bias(float *y, size_t n, const float *bias, size_t width)
+{
+  for (size_t i = 0; MOE_EXPERT_BIAS && i < n * width; i++) {
+    y[i] += bias[i % width];
+  }
+}
+
+static void bias_back(float *g, const float *dy, size_t n, size_t width)
+{
+  for (size_t i = 0; MOE_EXPERT_BIAS && i < n * width; i++) {
+    g[i % width] += dy[i];
+  }
+}
+
+static void activate(const MoeReal *gate_up, size_t n, float *act)
 {
   for (size_t r = 0; r < n; r++) {
     const MoeReal *gate = gate_up + r * F2;
     const MoeReal *up = gate + F;
     float *out = act + r * F;
     for (size_t i = 0; i < F; i++) {
-      float g = moe_get(gate[i]);
-      out[i] = moe_round(g / (1.0f + moe_exp(-g)) * moe_get(up[i]));
+      out[i] = moe_round(moe_act(MOE_CLAMPED, moe_get(gate[i]), moe_get(up[i])));
     }
   }
 }
 
-/* d [F] is down^T dx of one pair; returns the gradient of its weight. gate_up [2 F] becomes its gradient: WGRAD needs
-   that and act, but not gate and up themselves. */
-static float swiglu_back(MoeReal *gate_up, const float *d, float weight, MoeReal *act)
+/* d [F] is down^T dx of one pair; returns <d, act>. gate_up [2 F] becomes its gradient: WGRAD needs that and act, but
+   not gate and up themselves. */
+static float activate_back(MoeReal *gate_up, const float *d, float weight, MoeReal *act)
 {
   float row[MOE_BF16 ? F : 1];
   float *out = moe_target(act, row);
   for (size_t i = 0; i < F; i++) {
-    float g = moe_get(gate_up[i]);
-    float u = moe_get(gate_up[F + i]);
-    float s = 1.0f / (1.0f + moe_exp(-g));
-    float silu = g * s;
-    float dact = weight * d[i];
-    out[i] = moe_round(silu * u);
-    gate_up[i] = moe_put(dact * u * moe_fma(silu, 1.0f - s, s));
-    gate_up[F + i] = moe_put(dact * silu);
+    float dg;
+    float du;
+    out[i] = moe_round(moe_act_back(MOE_CLAMPED, moe_get(gate_up[i]), moe_get(gate_up[F + i]), &dg, &du));
+    gate_up[i] = moe_put(weight * d[i] * dg);
+    gate_up[F + i] = moe_put(weight * d[i] * du);
   }
   moe_keep(act, out, F);
   return moe_dot(d, out, F);
@@ -141,11 +155,108 @@ static void group_fwd(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScr
     moe_norm_row(s->a + g->row[j] * H, call->gain, s->rstd[g->row[j]], t->x + j * H);
   }
   moe_gemm_nt(g->n, F2, H, t->x, H, g->gate_up, H, 0.0f, gate_up, F2);
+  add_bias(gate_up, g->n, g->gate_up_bias, F2);
   moe_keep(kept, gate_up, g->n * F2);
-  swiglu(kept, g->n, t->act);
+  activate(kept, g->n, t->act);
   moe_gemm_nt(g->n, H, F, t->act, F, g->down, F, 0.0f, t->x, H);
+  add_bias(t->x, g->n, g->down_bias, H);
   for (size_t j = 0; j < g->n; j++) {
     add_row(sum + (g->row[j] - first) * H, s->list.pairs[g->pair[j]].weight, t->x + j * H);
+  }
+}
+
+/* Some rows that have their home here: those of them in first .. end, number `begin` and on in the order of all. */
+typedef struct Homes {
+  size_t first, end, begin, n;
+} Homes;
+
+/* The next ones before row_end, as many as scratch holds; with none left n is 0. */
+static bool next_homes(const MoeCall *call, const MoeFfnSaved *s, size_t row_end, Homes *h)
+{
+  h->first = h->end;
+  h->begin += h->n;
+  h->n = 0;
+  while (FS > 0 && h->end < row_end && h->n < MOE_FFN_TILE) {
+    h->n += s->list.rows[h->end++].home == call->me;
+  }
+  return h->n > 0;
+}
+
+/* x [n, H]: their rows normed. */
+static void norm_homes(const MoeCall *call, const MoeFfnSaved *s, const Homes *h, float *x)
+{
+  for (size_t r = h->first; r < h->end; r++) {
+    if (s->list.rows[r].home == call->me) {
+      moe_norm_row(s->a + r * H, call->gain, s->rstd[r], x);
+      x += H;
+    }
+  }
+}
+
+static void read_homes(const MoeCall *call, const MoeFfnSaved *s, const Homes *h, const MoeReal *rows, float *x)
+{
+  for (size_t r = h->first; r < h->end; r++) {
+    if (s->list.rows[r].home == call->me) {
+      moe_row_add(x, rows + r * H, true);
+      x += H;
+    }
+  }
+}
+
+static void add_homes(const MoeCall *call, const MoeFfnSaved *s, const Homes *h, const float *x, size_t first,
+                      float *sum)
+{
+  for (size_t r = h->first; r < h->end; r++) {
+    if (s->list.rows[r].home == call->me) {
+      add_row(sum + (r - first) * H, 1.0f, x);
+      x += H;
+    }
+  }
+}
+
+/* The shared expert on the rows before row_end that have their home here; sum's first row is `first`. */
+static void shared_fwd(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScratch *t, size_t first, size_t row_end,
+                       Homes *h, float *sum)
+{
+  while (next_homes(call, s, row_end, h)) {
+    MoeReal *kept = s->shared + h->begin * 2 * FS;
+    float *gate_up = moe_target(kept, t->gate_up);
+    norm_homes(call, s, h, t->x);
+    moe_mlp_inner(call->shared, FS, t->x, h->n, gate_up);
+    moe_keep(kept, gate_up, h->n * 2 * FS);
+    moe_mlp_outer(call->shared, FS, gate_up, h->n, t->act, t->x);
+    add_homes(call, s, h, t->x, first, sum);
+  }
+}
+
+static void shared_dgrad(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnWork *out, const MoeFfnScratch *t,
+                         size_t first, size_t row_end, Homes *h, float *dh)
+{
+  while (next_homes(call, s, row_end, h)) {
+    MoeReal *kept = s->shared + h->begin * 2 * FS;
+    float *gate_up = moe_target(kept, t->gate_up);
+    for (size_t i = 0; MOE_BF16 && i < h->n * 2 * FS; i++) {
+      gate_up[i] = moe_get(kept[i]);
+    }
+    read_homes(call, s, h, out->dx, t->x);
+    moe_mlp_dgrad_outer(call->shared, FS, t->x, h->n, gate_up, t->act);
+    moe_keep(kept, gate_up, h->n * 2 * FS);
+    moe_keep_row(out->shared_act + h->begin * FS, t->act, h->n * FS);
+    moe_mlp_dgrad_inner(call->shared, FS, gate_up, h->n, t->x);
+    add_homes(call, s, h, t->x, first, dh);
+  }
+}
+
+static void shared_wgrad(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnWork *in, const MoeFfnScratch *t)
+{
+  Homes h = {0};
+  while (next_homes(call, s, s->list.head->rows, &h)) {
+    read_homes(call, s, &h, in->dx, t->x);
+    const float *act = moe_floats(in->shared_act + h.begin * FS, h.n * FS, t->act);
+    moe_mlp_wgrad_outer(FS, t->x, act, h.n, call->g_shared);
+    norm_homes(call, s, &h, t->x);
+    const float *d_gate_up = moe_floats(s->shared + h.begin * 2 * FS, h.n * 2 * FS, t->gate_up);
+    moe_mlp_wgrad_inner(FS, d_gate_up, t->x, h.n, call->g_shared);
   }
 }
 
@@ -162,6 +273,7 @@ MoeStatus moe_ffn_fwd(MoeCall *call)
   group_pairs(call, &s);
   moe_rstds(s.a, rows, s.rstd);
 
+  Homes homes = {0};
   memcpy(next, s.first, sizeof next);
   for (size_t first = 0; first < rows; first += MOE_FFN_ROWS) {
     size_t n = moe_min(MOE_FFN_ROWS, rows - first);
@@ -173,6 +285,7 @@ MoeStatus moe_ffn_fwd(MoeCall *call)
         group_fwd(call, &s, &t, &g, first, sum);
       }
     }
+    shared_fwd(call, &s, &t, first, first + n, &homes, sum);
     moe_keep(out.rows + first * H, sum, n * H);
   }
   return MOE_OK;
@@ -189,7 +302,8 @@ static void group_dgrad(const MoeFfnSaved *s, const MoeFfnWork *out, const MoeFf
   moe_gemm_nn(g->n, F, H, t->x, H, g->down, F, 0.0f, t->act, F);
   for (size_t j = 0; j < g->n; j++) {
     float weight = s->list.pairs[g->pair[j]].weight;
-    out->dw[g->pair[j]] = swiglu_back(gate_up + j * F2, t->act + j * F, weight, out->act + (g->begin + j) * F);
+    float bias = MOE_EXPERT_BIAS ? moe_dot(t->x + j * H, g->down_bias, H) : 0.0f;
+    out->dw[g->pair[j]] = bias + activate_back(gate_up + j * F2, t->act + j * F, weight, out->act + (g->begin + j) * F);
   }
   moe_gemm_nn(g->n, H, F2, moe_floats(gate_up, g->n * F2, t->gate_up), F2, g->gate_up, H, 0.0f, t->x, H);
   for (size_t j = 0; j < g->n; j++) {
@@ -209,6 +323,7 @@ MoeStatus moe_ffn_dgrad(MoeCall *call)
   moe_ffn_scratch_carve(call->scratch, rows, &t);
   MOE_TRY(moe_take_grads(call, &s.list, out.dx));
 
+  Homes homes = {0};
   memcpy(next, s.first, sizeof next);
   for (size_t first = 0; first < rows; first += MOE_FFN_ROWS) {
     size_t end = moe_min(first + MOE_FFN_ROWS, rows);
@@ -219,6 +334,7 @@ MoeStatus moe_ffn_dgrad(MoeCall *call)
         group_dgrad(&s, &out, &t, &g, first, t.sum);
       }
     }
+    shared_dgrad(call, &s, &out, &t, first, end, &homes, t.sum);
     for (size_t at = first; at < end; at += MOE_FFN_TILE) {
       size_t n = moe_min(MOE_FFN_TILE, end - at);
       float *da = moe_target(out.rows + at * H, t.x);
@@ -253,12 +369,15 @@ MoeStatus moe_ffn_wgrad(MoeCall *call)
       }
       const float *act = moe_floats(in.act + g.begin * F, g.n * F, t.act);
       moe_gemm_tn(H, F, g.n, t.x, H, act, F, 1.0f, gw + MOE_AT_DOWN, F);
+      bias_back(gw + MOE_AT_DOWN_BIAS, t.x, g.n, H);
       for (size_t j = 0; j < g.n; j++) {
         moe_norm_row(s.a + g.row[j] * H, call->gain, s.rstd[g.row[j]], t.x + j * H);
       }
       const float *d_gate_up = moe_floats(s.gate_up + g.begin * F2, g.n * F2, t.gate_up);
       moe_gemm_tn(F2, H, g.n, d_gate_up, F2, t.x, H, 1.0f, gw, H);
+      bias_back(gw + MOE_AT_GU_BIAS, d_gate_up, g.n, F2);
     }
   }
+  shared_wgrad(call, &s, &in, &t);
   return MOE_OK;
 }

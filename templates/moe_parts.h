@@ -13,12 +13,50 @@ void moe_norm_rows(const MoeReal *x, const float *gain, const float *rstd, size_
 void moe_norm_back(const MoeReal *x, const float *gain, const float *rstd, const float *dy, size_t n, float *dx,
                    float *g_gain);
 
-/* attention.c: one sequence. qkv [seq, QKV] raw, w the bucket ATT, o [seq, Q], lse [seq, heads]. The gradient of o
-   comes in the query columns of dqkv, whose gradients take its place. */
+/* norm.c: the same for one row of n floats and any eps; y may be x. Backward: dx is set, dgain added to. */
+void moe_norm_vector(const float *x, const float *gain, size_t n, double eps, float *y);
+void moe_norm_vector_back(const float *x, const float *gain, size_t n, double eps, const float *dy, float *dx,
+                          float *dgain);
+
+/* heads.c: between the projections qkv [seq, QKV] of one sequence, w the bucket ATT, and what scores are made of: of
+   key head kv the keys core->k and values core->v, and the queries core->q of positions q0 .. q_end. */
 void moe_rope_tables(const MoeCore *core, size_t seq);
-void moe_attention(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, MoeReal *o, float *lse);
-void moe_attention_back(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, const MoeReal *o,
-                        const float *lse, MoeReal *dqkv, float *gw);
+void moe_heads_open(const MoeCore *core, size_t seq, const MoeReal *qkv);
+void moe_load_keys(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, size_t kv);
+void moe_load_queries(const MoeCore *core, size_t q0, size_t q_end, const MoeReal *qkv, const float *w, size_t kv);
+/* Their gradients, in core->dk, core->dv and core->acc, into dqkv; gw is added to. moe_heads_close() does what needs
+   all heads. */
+void moe_store_keys(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, size_t kv, MoeReal *dqkv,
+                    float *gw);
+void moe_store_queries(const MoeCore *core, size_t q0, size_t q_end, const MoeReal *qkv, const float *w, size_t kv,
+                       MoeReal *dqkv, float *gw);
+void moe_heads_close(const MoeCore *core, size_t seq, const MoeReal *qkv, const float *w, MoeReal *dqkv, float *gw);
+/* Column of dqkv in which the gradient of a head's output waits for its turn. */
+size_t moe_out_col(size_t head);
+
+/* attention.c: one sequence of one layer. o [seq, O], lse [seq, heads]. The gradient of o comes in the columns
+   moe_out_col() of dqkv. */
+void moe_attention(const MoeCore *core, size_t layer, size_t seq, const MoeReal *qkv, const float *w, MoeReal *o,
+                   float *lse);
+void moe_attention_back(const MoeCore *core, size_t layer, size_t seq, const MoeReal *qkv, const float *w,
+                        const MoeReal *o, const float *lse, MoeReal *dqkv, float *gw);
+
+/* latent.c: rows [n, QKV] whose first columns come from the input; their expansions follow. latent: room for n of the
+   wider one. Backward: dqkv's expanded columns to its first ones; wide: room for n rows. */
+void moe_latent(const float *w, size_t n, float *rows, float *latent);
+void moe_latent_back(const MoeReal *qkv, const float *w, size_t n, MoeReal *dqkv, float *gw, float *wide,
+                     float *latent);
+void moe_latent_wgrad(const MoeReal *qkv, const float *w, size_t n, const float *dqkv, float *gw, float *latent);
+
+/* mlp.c: n rows through an MLP of f hidden, in halves, so that a caller may keep what it needs and give the rows'
+   memory away between them: h [n, H] to gate and up [n, 2 f]; those to act [n, f] and y [n, H]. Backward: dy turns gate
+   and up into their gradients and sets act; those give dh. Weight gradients are added to. */
+void moe_mlp_inner(const float *w, size_t f, const float *h, size_t n, float *gate_up);
+void moe_mlp_outer(const float *w, size_t f, const float *gate_up, size_t n, float *act, float *y);
+void moe_mlp_dgrad_outer(const float *w, size_t f, const float *dy, size_t n, float *gate_up, float *act);
+void moe_mlp_dgrad_inner(const float *w, size_t f, const float *d_gate_up, size_t n, float *dh);
+void moe_mlp_wgrad_inner(size_t f, const float *d_gate_up, const float *h, size_t n, float *gw);
+void moe_mlp_wgrad_outer(size_t f, const float *dy, const float *act, size_t n, float *gw);
 
 /* router.c: reads the logits in s->prob and fills prob, choice, weight, dropped, picks. EINVAL: too few experts in
  * route_only. */

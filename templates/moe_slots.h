@@ -45,11 +45,11 @@ typedef struct MoeAttSaved {
   MoeReal *x;       /* [T, H] residual stream at the layer's input */
   float *rstd_in;   /* [T] of the input norm */
   MoeReal *qkv;     /* [T, QKV] projections, before head norm and rotation */
-  MoeReal *o;       /* [T, Q] attention output, before its projection */
+  MoeReal *o;       /* [T, O] attention output, before its projection */
   float *lse;       /* [T, heads] log of the softmax denominator */
   MoeReal *a;       /* [T, H] x + attention, what travels */
   float *rstd_post; /* [T] of the post-attention norm */
-  float *prob;      /* [T, E] router softmax over all experts */
+  float *prob;      /* [T, E] router softmax over all experts; sigmoids */
   float *weight;    /* [T, K] of the chosen, descending */
   uint32_t *picks;  /* [n_seqs, E] choices per sequence, before drops */
   uint16_t *choice; /* [T, K] chosen experts */
@@ -77,7 +77,7 @@ static inline size_t moe_att_saved_carve(uint8_t *base, const MoeAttHead *shape,
   s->x = moe_carve(&c, t * MOE_HIDDEN, sizeof *s->x);
   s->rstd_in = moe_carve(&c, t, sizeof *s->rstd_in);
   s->qkv = moe_carve(&c, t * MOE_QKV_DIM, sizeof *s->qkv);
-  s->o = moe_carve(&c, t * MOE_Q_DIM, sizeof *s->o);
+  s->o = moe_carve(&c, t * MOE_O_DIM, sizeof *s->o);
   s->lse = moe_carve(&c, t * MOE_HEADS, sizeof *s->lse);
   s->a = moe_carve(&c, t * MOE_HIDDEN, sizeof *s->a);
   s->rstd_post = moe_carve(&c, t, sizeof *s->rstd_post);
@@ -176,7 +176,9 @@ typedef struct MoeFfnSaved {
   uint32_t *first;      /* [E + 1] where each local expert's pairs begin in the grouped order */
   uint32_t *group_pair; /* [pairs] grouped order: index in list.pairs */
   uint32_t *group_row;  /* [pairs] grouped order: row */
-  MoeReal *gate_up;     /* [pairs, 2 F] grouped order; FFN_DGRAD leaves its gradient there */
+  MoeReal *shared;  /* [rows, 2 Fs] gate and up of the shared expert, for rows with their home here, in order; backward
+                       their gradients */
+  MoeReal *gate_up; /* [pairs, 2 F] grouped order; FFN_DGRAD leaves its gradient there */
 } MoeFfnSaved;
 
 static inline size_t moe_ffn_saved_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnSaved *s)
@@ -188,6 +190,7 @@ static inline size_t moe_ffn_saved_carve(uint8_t *base, size_t rows, size_t pair
   s->first = moe_carve(&c, MOE_EXPERTS + 1, sizeof *s->first);
   s->group_pair = moe_carve(&c, pairs, sizeof *s->group_pair);
   s->group_row = moe_carve(&c, pairs, sizeof *s->group_row);
+  s->shared = moe_carve(&c, rows * 2 * MOE_SHARED, sizeof *s->shared);
   s->gate_up = moe_carve(&c, pairs * 2 * MOE_FFN_HIDDEN, sizeof *s->gate_up);
   return c.at;
 }
@@ -209,10 +212,11 @@ static inline void moe_ffn_saved(const MoeCall *call, MoeFfnSaved *s)
 /* Work of FFN_FWD (rows: partial sums), of NODE_REDUCE (rows: sums; dw: in the order of the relay's pairs) and of
    FFN_DGRAD (rows: gradient of a; the last two are for FFN_WGRAD). */
 typedef struct MoeFfnWork {
-  MoeReal *rows; /* [rows, H] */
-  float *dw;     /* [pairs] gradient of the routing weights */
-  MoeReal *dx;   /* [rows, H] gradient of the layer's output, as it arrived */
-  MoeReal *act;  /* [pairs, F] grouped order: silu(gate) * up */
+  MoeReal *rows;       /* [rows, H] */
+  float *dw;           /* [pairs] gradient of the routing weights */
+  MoeReal *dx;         /* [rows, H] gradient of the layer's output, as it arrived */
+  MoeReal *act;        /* [pairs, F] grouped order: the activation */
+  MoeReal *shared_act; /* [rows, Fs] that of the shared expert, for rows with their home here, in order */
 } MoeFfnWork;
 
 static inline size_t moe_ffn_work_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnWork *w)
@@ -222,6 +226,7 @@ static inline size_t moe_ffn_work_carve(uint8_t *base, size_t rows, size_t pairs
   w->dw = moe_carve(&c, pairs, sizeof *w->dw);
   w->dx = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->dx);
   w->act = moe_carve(&c, pairs * MOE_FFN_HIDDEN, sizeof *w->act);
+  w->shared_act = moe_carve(&c, rows * MOE_SHARED, sizeof *w->shared_act);
   return c.at;
 }
 
@@ -231,7 +236,7 @@ static inline size_t moe_sum_work_carve(uint8_t *base, size_t rows, size_t pairs
   w->rows = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->rows);
   w->dw = moe_carve(&c, pairs, sizeof *w->dw);
   w->dx = NULL;
-  w->act = NULL;
+  w->act = w->shared_act = NULL;
   return c.at;
 }
 
@@ -240,45 +245,56 @@ static inline size_t moe_sum_work_carve(uint8_t *base, size_t rows, size_t pairs
 #define MOE_IF_BF16(n) (MOE_BF16 ? (n) : 0)
 
 typedef struct MoeCore {
-  float *cos, *sin; /* [seq, d / 2] */
-  float *q, *d_o;   /* [TILE_R, d] of the query heads that share one key head */
-  float *k, *v;     /* [seq, d] */
+  float *cos, *sin; /* [seq, rope_dim / 2] */
+  float *q, *d_o;   /* [TILE_R, d], [TILE_R, v_dim] of the query heads that share one key head */
+  float *k, *v;     /* [seq, d], [seq, v_dim] */
   float *dk, *dv;
+  float *d_turn;            /* [seq, rope_dim] latents: gradient of the keys' shared part, summed over the heads */
+  float *rstd_q, *rstd_k;   /* [seq] of the norms over all heads of q, of k */
   float *p, *dp;            /* [TILE_R, TILE_K] */
-  float *acc;               /* [TILE_R, d] output; gradient of q */
+  float *acc;               /* [TILE_R, max(d, v_dim)] output; gradient of q */
   float *row_max, *row_sum; /* [TILE_R] */
 } MoeCore;
 
 typedef struct MoeAttScratch {
   float *h0, *h1;    /* [ATT_TILE, H] */
   float *wide;       /* [ATT_TILE, QKV] */
+  float *latent;     /* [ATT_TILE, max(q_lora, kv_lora)] */
   float *dw;         /* [ATT_TILE, K] */
   MoeSource *source; /* [senders] */
+  float *act;        /* [ATT_TILE, Fd] of dense layers */
+  float *gate_up;    /* [ATT_TILE, 2 Fd] */
   MoeCore core;
 } MoeAttScratch;
 
 static inline size_t moe_att_scratch_carve(uint8_t *base, size_t tokens, size_t seq, size_t senders, MoeAttScratch *s)
 {
   MoeCarve c = {base, 0};
-  size_t head = seq * MOE_HEAD_DIM;
+  size_t whole = MOE_QK_NORM == 2 ? seq : 0;
   size_t tile = moe_min(tokens, MOE_ATT_TILE);
   size_t rows = (size_t)MOE_TILE_R;
   s->h0 = moe_carve(&c, tile * MOE_HIDDEN, sizeof(float));
   s->h1 = moe_carve(&c, tile * MOE_HIDDEN, sizeof(float));
   s->wide = moe_carve(&c, tile * MOE_QKV_DIM, sizeof(float));
+  s->latent = moe_carve(&c, tile * (size_t)(MOE_Q_LORA > MOE_KV_LORA ? MOE_Q_LORA : MOE_KV_LORA), sizeof(float));
   s->dw = moe_carve(&c, tile * MOE_TOP_K, sizeof(float));
   s->source = moe_carve(&c, senders, sizeof *s->source);
-  s->core.cos = moe_carve(&c, head / 2, sizeof(float));
-  s->core.sin = moe_carve(&c, head / 2, sizeof(float));
+  s->act = moe_carve(&c, tile * MOE_DENSE_HIDDEN, sizeof(float));
+  s->gate_up = moe_carve(&c, tile * 2 * MOE_DENSE_HIDDEN, sizeof(float));
+  s->core.cos = moe_carve(&c, seq * MOE_ROPE_DIM / 2, sizeof(float));
+  s->core.sin = moe_carve(&c, seq * MOE_ROPE_DIM / 2, sizeof(float));
   s->core.q = moe_carve(&c, rows * MOE_HEAD_DIM, sizeof(float));
-  s->core.d_o = moe_carve(&c, rows * MOE_HEAD_DIM, sizeof(float));
-  s->core.k = moe_carve(&c, head, sizeof(float));
-  s->core.v = moe_carve(&c, head, sizeof(float));
-  s->core.dk = moe_carve(&c, head, sizeof(float));
-  s->core.dv = moe_carve(&c, head, sizeof(float));
+  s->core.d_o = moe_carve(&c, rows * MOE_V_DIM, sizeof(float));
+  s->core.k = moe_carve(&c, seq * MOE_HEAD_DIM, sizeof(float));
+  s->core.v = moe_carve(&c, seq * MOE_V_DIM, sizeof(float));
+  s->core.dk = moe_carve(&c, seq * MOE_HEAD_DIM, sizeof(float));
+  s->core.dv = moe_carve(&c, seq * MOE_V_DIM, sizeof(float));
+  s->core.d_turn = moe_carve(&c, MOE_LATENT ? seq * MOE_ROPE_DIM : 0, sizeof(float));
+  s->core.rstd_q = moe_carve(&c, whole, sizeof(float));
+  s->core.rstd_k = moe_carve(&c, whole, sizeof(float));
   s->core.p = moe_carve(&c, rows * MOE_TILE_K, sizeof(float));
   s->core.dp = moe_carve(&c, rows * MOE_TILE_K, sizeof(float));
-  s->core.acc = moe_carve(&c, rows * MOE_HEAD_DIM, sizeof(float));
+  s->core.acc = moe_carve(&c, rows * moe_max(MOE_HEAD_DIM, MOE_V_DIM), sizeof(float));
   s->core.row_max = moe_carve(&c, rows, sizeof(float));
   s->core.row_sum = moe_carve(&c, rows, sizeof(float));
   return c.at;
@@ -304,8 +320,8 @@ static inline size_t moe_head_scratch_carve(uint8_t *base, size_t senders, MoeHe
 
 typedef struct MoeFfnScratch {
   float *x;       /* [FFN_TILE, H] rows of one expert's pairs, or its results */
-  float *act;     /* [FFN_TILE, F] */
-  float *gate_up; /* [FFN_TILE, 2 F] bf16 */
+  float *act;     /* [FFN_TILE, max(F, Fs)] */
+  float *gate_up; /* [FFN_TILE, 2 max(F, Fs)] bf16 */
   float *sum;     /* [FFN_ROWS, H] */
 } MoeFfnScratch;
 
@@ -314,8 +330,9 @@ static inline size_t moe_ffn_scratch_carve(uint8_t *base, size_t rows, MoeFfnScr
   MoeCarve c = {base, 0};
   size_t tile = moe_min(rows, MOE_FFN_TILE);
   s->x = moe_carve(&c, tile * MOE_HIDDEN, sizeof(float));
-  s->act = moe_carve(&c, tile * MOE_FFN_HIDDEN, sizeof(float));
-  s->gate_up = moe_carve(&c, MOE_IF_BF16(tile * 2 * MOE_FFN_HIDDEN), sizeof(float));
+  size_t f = moe_max(MOE_FFN_HIDDEN, MOE_SHARED);
+  s->act = moe_carve(&c, tile * f, sizeof(float));
+  s->gate_up = moe_carve(&c, MOE_IF_BF16(tile * 2 * f), sizeof(float));
   s->sum = moe_carve(&c, moe_min(rows, MOE_FFN_ROWS) * MOE_HIDDEN, sizeof(float));
   return c.at;
 }

@@ -105,6 +105,14 @@ static inline void moe_keep(MoeReal *x, const float *target, size_t n)
 
 #endif
 
+/* n values that lie elsewhere, stored. */
+static inline void moe_keep_row(MoeReal *x, const float *values, size_t n)
+{
+  for (size_t i = 0; i < n; i++) {
+    x[i] = moe_put(values[i]);
+  }
+}
+
 static inline float moe_round(float x)
 {
   return moe_get(moe_put(x));

@@ -1,12 +1,14 @@
-/* RMSNorm in the Llama form: r = 1 / sqrt(mean(x^2) + eps), y = gain * (x r), both products rounded to the storage
-   type. Backward with xh = x r and d = dy gain: dx = r (d - xh mean(d xh)), dgain = sum over rows of dy xh. */
+/* RMSNorm: r = 1 / sqrt(mean(x^2) + eps), y = gain * (x r), both products rounded to the storage type, or with
+   MOE_NORM_ONCE only the second. Backward with xh = x r and d = dy gain: dx = r (d - xh mean(d xh)), dgain = sum over
+   rows of dy xh. */
 #include "moe_parts.h"
 #include "moe_vec.h"
 
 void moe_norm_row(const MoeReal *x, const float *gain, float rstd, float *y)
 {
   for (size_t i = 0; i < MOE_HIDDEN; i++) {
-    y[i] = moe_round(gain[i] * moe_round(moe_get(x[i]) * rstd));
+    float xh = moe_get(x[i]) * rstd;
+    y[i] = moe_round(gain[i] * (MOE_NORM_ONCE ? xh : moe_round(xh)));
   }
 }
 
@@ -56,5 +58,34 @@ void moe_norm_back(const MoeReal *x, const float *gain, const float *rstd, const
   }
   for (size_t i = 0; i < MOE_HIDDEN && n > 0; i++) {
     g_gain[i] += dgain[i];
+  }
+}
+
+static float vector_rstd(const float *x, size_t n, double eps)
+{
+  return 1.0f / sqrtf(moe_dot(x, x, n) / (float)n + (float)eps);
+}
+
+void moe_norm_vector(const float *x, const float *gain, size_t n, double eps, float *y)
+{
+  float r = vector_rstd(x, n, eps);
+  for (size_t i = 0; i < n; i++) {
+    y[i] = moe_round(gain[i] * moe_round(x[i] * r));
+  }
+}
+
+void moe_norm_vector_back(const float *x, const float *gain, size_t n, double eps, const float *dy, float *dx,
+                          float *dgain)
+{
+  float r = vector_rstd(x, n, eps);
+  float sum = 0.0f;
+  for (size_t i = 0; i < n; i++) {
+    float xh = x[i] * r;
+    sum = moe_fma(dy[i] * gain[i], xh, sum);
+    dgain[i] = moe_fma(dy[i], xh, dgain[i]);
+  }
+  float mean = sum / (float)n;
+  for (size_t i = 0; i < n; i++) {
+    dx[i] = r * moe_fma(-x[i] * r, mean, dy[i] * gain[i]);
   }
 }

@@ -5,6 +5,7 @@
   layouts.py full       the whole matrix
   layouts.py systems    every pair of choices of the systems that hold attention and experts on the same ranks
   layouts.py systems_full   the whole matrix of those
+  layouts.py models     every model of specs/models in a few layouts of all systems, weights from tests/golden
   layouts.py routing    forced and degenerate routing, odd lengths and sizes
   layouts.py mixed      both sides on every node: one pair of groups or several, alike on all nodes or not, relayed
   layouts.py few        a handful of both, for programs built with a sanitizer (--build "--cflags=... --runtime=...")
@@ -29,10 +30,11 @@ import shutil
 import subprocess
 import sys
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 RTOL = "1e-4"
 MIN_MARGIN = 1e-6
 
-MODEL = dict(layers=5, hidden=48, vocab=64, heads=4, kv_heads=2, head_dim=16, experts=8, top_k=2, ffn=32,
+MODEL = dict(published="", layers=5, hidden=48, vocab=64, heads=4, kv_heads=2, head_dim=16, experts=8, top_k=2, ffn=32,
              router="softmax_renorm", qk_norm="head", coef=0.02, capacity=0, route_only="", tied="false", dtype="fp32")
 LAYOUT = dict(system="af_pipe", ratio=(1, 1), p_att=1, p_ffn=1, uneven=False, replicas=1, mbs=2, node=1, dedup="rank",
               place="separate", seq=16, micro_batch=1, tail=0, p=1, v=1, ep=1, chunks=1, turn=0)
@@ -84,7 +86,16 @@ def plan_of(c):
        {side};  ranks_per_node = {c['node']};  dedup = {dedup_of(c, ranks)} }}""", batch_of(c, max(att))
 
 
+def published_model(name):
+    """The model block of specs/models/tiny_NAME.moespec."""
+    with open(os.path.join(HERE, "..", "..", "specs", "models", f"tiny_{name}.moespec")) as f:
+        text = f.read()
+    return text[text.index("model "):text.index("\ncluster ")]
+
+
 def model_text(c):
+    if c["published"]:
+        return published_model(c["published"])
     only = f"route_only = {c['route_only']}" if c["route_only"] else ""
     capacity = f"capacity = {c['capacity']}" if c["capacity"] else ""
     return f"""model m {{
@@ -140,7 +151,8 @@ class Runner:
         return self.tokens[vocab]
 
     def train(self, bundle, c, *more, env=None):
-        return self.run(f"{bundle}/train", "--data", self.token_file(c["vocab"]), "--format", "uint16", "--holdout", "0",
+        init = ["--init", os.path.join(HERE, "..", "golden", c["published"])] if c["published"] else []
+        return self.run(f"{bundle}/train", *init, "--data", self.token_file(c["vocab"]), "--format", "uint16", "--holdout", "0",
                         *more, env=env)
 
     def build(self, c):
@@ -246,6 +258,21 @@ def pairwise(every):
     return chosen
 
 
+PUBLISHED = dict(deepseek_moe=2, gpt_oss=3, qwen3_moe=2, mixtral=2, olmoe=2, deepseek_v3=2, kimi_k2=2)  # layers with experts
+
+
+def models():
+    """Every model in some layouts of its own and some that take turns, so that all meet all kinds of features."""
+    turns = [dict(system="afd", ratio=(2, 3), mbs=3), dict(ratio=(2, 4), node=2, replicas=2, tail=1),
+             dict(ratio=(3, 3), place="colocated", p_att=2, mbs=3, tail=1), dict(ratio=(1, 3), seq=33, p_att=2),
+             dict(system="tutel", chunks=3, ep=2, mbs=3), dict(system="megatron", p=2, ep=2, mbs=3, micro_batch=2, tail=1),
+             dict(ratio=(4, 1), micro_batch=2), dict(seq=1, ratio=(2, 4), node=2)]
+    for i, (name, moe_layers) in enumerate(PUBLISHED.items()):
+        own = [dict(ratio=(2, 3), p_att=2, p_ffn=moe_layers, mbs=3, uneven=True), dict(ratio=(3, 2), p_att=2, seq=20)]
+        for c in own + [turns[(3 * i + k) % len(turns)] for k in range(3)]:
+            yield dict(c, published=name, vocab=40, layers=moe_layers)
+
+
 ROUTING = [
     dict(route_only="3", top_k=1),                                # all tokens to one expert
     dict(route_only="3", top_k=1, ratio=(2, 3)),                  # and two FFN ranks that never get a token
@@ -324,7 +351,7 @@ def repeat(runner):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["pairwise", "full", "systems", "systems_full", "routing", "mixed", "few", "repeat"])
+    parser.add_argument("what", choices=["pairwise", "full", "systems", "systems_full", "models", "routing", "few", "repeat"])
     for flag in ("--moec", "--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--build", default="", help="more options for `moec build`")
@@ -334,7 +361,7 @@ def main():
     if args.what == "repeat":
         repeat(runner)
     else:
-        cases = {"routing": ROUTING, "few": FEW, "mixed": [dict(c, place="mixed") for c in MIXED]}.get(args.what) or matrix(args.what.startswith("systems"))
+        cases = {"models": list(models()), "routing": ROUTING, "few": FEW}.get(args.what) or matrix(args.what.startswith("systems"))
         for c in pairwise(cases) if args.what in ("pairwise", "systems") else cases:
             runner.check(c)
     print(f"{runner.done - len(runner.failed)} passed, {len(runner.failed)} failed")

@@ -322,7 +322,8 @@ def bf16_errors(name, seed, tokens, loss, logits, grads):
     bf16_loss, _, bf16_logits = run(model, tokens)
     bf16_grads = published(name, {k: p.grad.float() for k, p in model.named_parameters() if p.grad is not None})
     error = lambda a, b: ((a - b).norm() / b.norm()).item() if b.norm() > 0 else 0.0
-    return dict(loss=abs(bf16_loss - loss) / loss, logits=error(bf16_logits, logits),
+    flat = lambda tensors: torch.cat([tensors[k].flatten() for k in grads])
+    return dict(loss=abs(bf16_loss - loss) / loss, logits=error(bf16_logits, logits), all_grads=error(flat(bf16_grads), flat(grads)),
                 grads={k: error(bf16_grads[k], g) for k, g in grads.items()})
 
 

@@ -372,7 +372,7 @@ static double estimate(const Net *net, const Raw *r, const Loads *load)
   const ShapeSpec *shape = &s->shapes[0];
   int batch = ceil_div(shape->global_batch, r->replicas), mb = shape->micro_batch * r->m;
   mb = mb < batch ? mb : batch;
-  int batches = ceil_div(batch, mb), seqs = ceil_div(mb, r->m), moe = m->layers - m->dense.layers, deepest = 0;
+  int batches = ceil_div(batch, mb), seqs = ceil_div(mb, r->m), moe = m->layers - m->dense.layers;
   double seq = (double)shape->seq, z = 0;
   for (int g = 0; g < r->p_att; g++) {
     double busy = r->head == g ? head_ns(s, seqs) : 0;
@@ -383,14 +383,13 @@ static double estimate(const Net *net, const Raw *r, const Loads *load)
     double tail = exchange_ns(net, att_elems(s, r, g), r->m * r->replicas, load->att_sharing, r->att_nics);
     z = larger(z, batches * larger(busy, seqs * seq * move) + tail);
   }
-  for (int g = 0; g < r->p_ffn; g++) {
-    deepest = ceil_div(moe - g, r->p_ffn) > deepest ? ceil_div(moe - g, r->p_ffn) : deepest;
-  }
-  double launches = batches * 3.0 * deepest * s->cluster.gpu.launch_ns;
+  double launches = batches * 3.0 * ceil_div(moe, r->p_ffn) * s->cluster.gpu.launch_ns;
   for (int g = 0; g < r->p_ffn; g++) {
     double layers = ceil_div(moe - g, r->p_ffn), move = port_ns(net, load->ffn[g], r->ffn_nics);
-    double elems = ceil_div(m->moe.experts, r->n) * 3.0 * m->hidden * m->moe.hidden + 3.0 * m->hidden * m->moe.shared;
-    double tail = exchange_ns(net, layers * elems, r->replicas, load->ffn_sharing, r->ffn_nics);
+    double elems = ceil_div(m->moe.experts, r->n) * 3.0 * m->hidden * m->moe.hidden;
+    double shared = 3.0 * m->hidden * m->moe.shared; /* held by all ranks of the group */
+    double tail = exchange_ns(net, layers * elems, r->replicas, load->ffn_sharing, r->ffn_nics) +
+                  exchange_ns(net, layers * shared, r->n * r->replicas, load->ffn_sharing, r->ffn_nics);
     z = larger(z, larger(layers * experts_ns(s, r->n, batch * seq), batch * seq * move) + tail + launches);
   }
   int least = shape->micro_batch < batch ? shape->micro_batch : batch;

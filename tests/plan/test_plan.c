@@ -48,6 +48,7 @@ static void assert_partition(const Spec *spec, const Plan *plan)
     assert_int_equal(a->index, l % plan->p_att);
     assert_int_equal(plan->combine_group[l], plan->att_group[l + 1]);
     params += (double)(cost_bucket_elems(spec, MOE_BUCKET_ATT, l, 0) + cost_bucket_elems(spec, MOE_BUCKET_GAIN, l, 0));
+    params += (double)cost_bucket_elems(spec, MOE_BUCKET_SHARED, l, 0);
     for (int r = 0; !dense && r < f->n_ranks; r++) {
       int experts = (int)moe_part_size(spec->model.moe.experts, f->n_ranks, r);
       assert_true(experts >= 1 && experts <= plan_ffn_experts(spec, f));

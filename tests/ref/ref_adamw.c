@@ -20,7 +20,12 @@ double ref_lr(const RefConfig *c, int64_t step)
 
 double ref_grad_norm(const RefParams *g)
 {
-  return sqrt(ref_dot(g->data, g->data, g->n));
+  double sum = 0;
+  for (int i = 0; i < g->n_tensors; i++) {
+    const RefTensor *t = &g->tensors[i];
+    sum += t->kind == REF_SELECTION ? 0 : ref_dot(t->data, t->data, t->n);
+  }
+  return sqrt(sum);
 }
 
 void ref_adamw(const RefConfig *c, RefParams *p, const RefParams *g, RefAdam *adam)
@@ -36,6 +41,9 @@ void ref_adamw(const RefConfig *c, RefParams *p, const RefParams *g, RefAdam *ad
   double bias1 = 1 - pow(c->beta1, (double)adam->step);
   double bias2 = 1 - pow(c->beta2, (double)adam->step);
   for (int i = 0; i < p->n_tensors; i++) {
+    if (p->tensors[i].kind == REF_SELECTION) {
+      continue;
+    }
     double decay = p->tensors[i].kind == REF_MATRIX ? c->weight_decay : 0;
     int64_t first = p->tensors[i].data - p->data;
     for (int64_t j = first; j < first + p->tensors[i].n; j++) {

@@ -72,6 +72,9 @@ void ref_backward(const RefConfig *c, const RefParams *p, const RefBatch *b, Ref
     ffn_back(c, w, gw, dense, t, layer, dout, dh);
     if (!dense) {
       ref_route_back(c, b, layer);
+      for (int64_t pair = 0; c->router == REF_SIGMOID_BIAS && pair < t * c->top_k; pair++) {
+        gw->router_bias[layer->experts[pair]]++;
+      }
       ref_linear_dw(gw->router, layer->dlogits, layer->h, t, c->hidden, c->experts);
       ref_linear_dx(dh, layer->dlogits, w->router, t, c->hidden, c->experts);
       if (c->router_bias) {

@@ -68,7 +68,6 @@ RefLayerState ref_layer_state_new(const RefConfig *c, int64_t layer, int64_t t)
   s.experts = own(&s, pairs, sizeof(int32_t));
   s.weights = reals(&s, pairs);
   s.kept = own(&s, pairs, sizeof(bool));
-  s.load = own(&s, c->experts, sizeof(int64_t));
   s.pairs = mlp_state(c, &s, ref_is_dense(c, layer) ? 0 : pairs, c->ffn_hidden);
   s.shared = mlp_state(c, &s, c->shared ? t : 0, c->shared);
   s.dense = mlp_state(c, &s, ref_is_dense(c, layer) ? t : 0, c->dense_hidden);

@@ -11,7 +11,12 @@
 
 enum { REF_NAME_BYTES = 128, REF_OWNED = 40 };
 
-typedef enum RefKind { REF_MATRIX, REF_GAIN, REF_BIAS } RefKind;
+typedef enum RefKind {
+  REF_MATRIX,
+  REF_GAIN,
+  REF_BIAS,
+  REF_SELECTION /* a bias that only choices see: its "gradient" is the choices of each expert, no optimizer moves it */
+} RefKind;
 
 typedef struct RefTensor {
   char name[REF_NAME_BYTES]; /* as in a Hugging Face file */
@@ -42,7 +47,7 @@ typedef struct RefLayer {
   double *kv_a, *kv_a_norm, *kv_b; /* [rkv + dr, H], [rkv], [nq (dn + dv), rkv]; NULL without latent attention */
   double *post_norm;               /* [H] */
   double *router;                  /* [E, H] */
-  double *router_bias;             /* [E]; of the sigmoid router: only in the choice, no gradient */
+  double *router_bias;             /* [E]; of the sigmoid router: only in the choice */
   RefMlp *experts;                 /* [E] */
   RefMlp shared, dense;            /* all NULL without */
 } RefLayer;
@@ -103,7 +108,6 @@ typedef struct RefLayerState {
   int32_t *experts;          /* [T, K] choices, by descending score */
   double *weights;           /* [T, K] */
   bool *kept;                /* [T, K] false: dropped by the capacity */
-  int64_t *load;             /* [E] choices of the batch */
   RefMlpState pairs;         /* of T K rows */
   RefMlpState shared, dense; /* of T rows */
   /* written by the backward pass */
@@ -173,6 +177,6 @@ double ref_grad_norm(const RefParams *grads);
 void ref_adamw(const RefConfig *, RefParams *, const RefParams *grads, RefAdam *);
 
 /* After an update: every selection bias moves by bias_rate * sign(mean load - load of its expert). */
-void ref_move_bias(const RefConfig *, RefParams *, const RefState *);
+void ref_move_bias(const RefConfig *, RefParams *, const RefParams *grads);
 
 #endif

@@ -98,7 +98,7 @@ static void add_layer(const RefConfig *c, RefParams *p, int64_t index)
   }
   add_linear(p, &l->router, c->router_bias ? &l->router_bias : NULL, c->experts, h, prefix, "gate");
   if (c->router == REF_SIGMOID_BIAS) {
-    add(p, &l->router_bias, REF_BIAS, c->experts, 0, "%s.gate.e_score_correction_bias", prefix);
+    add(p, &l->router_bias, REF_SELECTION, c->experts, 0, "%s.gate.e_score_correction_bias", prefix);
   }
   l->experts = p->experts + index * c->experts;
   for (int64_t e = 0; e < c->experts; e++) {

@@ -144,7 +144,6 @@ void ref_route(const RefConfig *c, const RefLayer *w, const RefBatch *b, int64_t
   int64_t k = c->top_k;
   int64_t limit = ref_capacity(c, b->seq);
   int64_t *picks = ref_alloc(c->experts, sizeof(int64_t));
-  memset(s->load, 0, (size_t)c->experts * sizeof(int64_t));
   ref_linear(s->logits, s->h, w->router, t, c->hidden, c->experts);
   if (c->router_bias) {
     ref_bias(s->logits, w->router_bias, t, c->experts);
@@ -166,7 +165,6 @@ void ref_route(const RefConfig *c, const RefLayer *w, const RefBatch *b, int64_t
         mean += probs[e] / (c->router == REF_SIGMOID_BIAS ? total(c, probs) : 1) / (double)b->seq;
       }
       state->balance_loss += c->balance_coef / (double)b->n_seqs * ce * mean;
-      s->load[e] += picks[e];
     }
   }
   free(picks);
@@ -227,15 +225,13 @@ void ref_route_back(const RefConfig *c, const RefBatch *b, RefLayerState *s)
   free(slope);
 }
 
-void ref_move_bias(const RefConfig *c, RefParams *p, const RefState *s)
+void ref_move_bias(const RefConfig *c, RefParams *p, const RefParams *g)
 {
   for (int64_t l = c->dense_layers; l < c->layers && c->router == REF_SIGMOID_BIAS; l++) {
-    int64_t sum = 0;
+    const double *load = g->layers[l].router_bias;
+    double sum = total(c, load);
     for (int64_t e = 0; e < c->experts; e++) {
-      sum += s->layers[l].load[e];
-    }
-    for (int64_t e = 0; e < c->experts; e++) {
-      int64_t above = s->layers[l].load[e] * c->experts - sum;
+      double above = load[e] * (double)c->experts - sum;
       p->layers[l].router_bias[e] += above < 0 ? c->bias_rate : above > 0 ? -c->bias_rate : 0;
     }
   }

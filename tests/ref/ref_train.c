@@ -328,7 +328,7 @@ static void train(const Options *o, const RefConfig *c, RefParams *p)
     print_step(o, c, s, step, ref_grad_norm(g));
     if (o->steps) {
       ref_adamw(c, p, g, &adam);
-      ref_move_bias(c, p, s);
+      ref_move_bias(c, p, g);
     }
   }
   if (o->grads) {

@@ -393,7 +393,7 @@ static void add_param(MoeBucket *b, const char *text, int layer, int64_t rows, i
 {
   MoeParam *p = &params[fake->made.n_params];
   snprintf(param_names[fake->made.n_params], sizeof param_names[0], "%s.%d.%d", text, layer, fake->made.n_params);
-  *p = (MoeParam){param_names[fake->made.n_params], b->elems, (int32_t)rows, (int32_t)cols, 0.0f, cols > 0};
+  *p = (MoeParam){param_names[fake->made.n_params], b->elems, (int32_t)rows, (int32_t)cols, 0.0f, cols > 0, 0};
   b->elems += rows * (cols > 0 ? cols : 1);
   b->n_params++;
   fake->made.n_params++;

@@ -161,7 +161,7 @@ static void initial_weights(void **state)
     sum4 += z * z * z * z;
   }
   assert_true(fabs(sum / N) < 0.01 && fabs(sum2 / N - 1) < 0.02 && fabs(sum4 / N - 3) < 0.15);
-  MoeParam params[] = {{"norm", 0, 3, 0, 0.0f, 0}, {"table", 3, 4, 2, 0.5f, 1}};
+  MoeParam params[] = {{"norm", 0, 3, 0, 0.0f, 0, 0}, {"table", 3, 4, 2, 0.5f, 1, 0}};
   MoeBundle b = {.params = params, .n_params = 2};
   MoeBucket bucket = {.elems = 11, .n_params = 2};
   float whole[11] = {0};

@@ -457,11 +457,9 @@ static bool swap_ways(const Case *c, Schedule *s, int g, int at)
 /* A gradient is reduced before the last op that adds to it. */
 static bool early_reduce(const Case *c, Schedule *s, int g, int at)
 {
-  static const MoeOpKind adders[] = {[MOE_BUCKET_EMBED] = MOE_OP_EMBED_WGRAD,
-                                     [MOE_BUCKET_ATT] = MOE_OP_ATT_WGRAD,
-                                     [MOE_BUCKET_GAIN] = MOE_OP_ATT_DGRAD,
-                                     [MOE_BUCKET_EXPERTS] = MOE_OP_FFN_WGRAD,
-                                     [MOE_BUCKET_HEAD] = MOE_OP_HEAD};
+  static const MoeOpKind adders[] = {[MOE_BUCKET_EMBED] = MOE_OP_EMBED_WGRAD, [MOE_BUCKET_ATT] = MOE_OP_ATT_WGRAD,
+                                     [MOE_BUCKET_GAIN] = MOE_OP_ATT_DGRAD,    [MOE_BUCKET_SHARED] = MOE_OP_FFN_WGRAD,
+                                     [MOE_BUCKET_EXPERTS] = MOE_OP_FFN_WGRAD, [MOE_BUCKET_HEAD] = MOE_OP_HEAD};
   (void)c;
   SchedGroup *group = &s->groups[g];
   const MoeOp *op = &group->ops[at];

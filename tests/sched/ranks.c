@@ -71,6 +71,9 @@ static bool holds(const Ranks *r, int rank, const MoeOp *op, int index)
     case MOE_BUCKET_GAIN:
       held |= g == plan_att(spec, plan, way, op->layer) || g == plan_ffn(spec, plan, way, op->layer);
       break;
+    case MOE_BUCKET_SHARED:
+      held |= spec->model.moe.shared > 0 && g == plan_ffn(spec, plan, way, op->layer);
+      break;
     default:
       held |= g == plan_ffn(spec, plan, way, op->layer) && local - plan->groups[g].first_rank == index;
       break;

@@ -2,6 +2,8 @@
 #ifndef MOE_CONFIG_H
 #define MOE_CONFIG_H
 
+#include "plain.h"
+
 #define MOE_LAYERS       2
 #define MOE_VOCAB        257
 #define MOE_HIDDEN       96

@@ -241,7 +241,7 @@ static void load_held(const MoeCheckpoint *c, const MoeExec *x, MoeHeld *h)
       read_state(c, b, i, k, from, to, own + (offset + from - h->begin));
     }
   }
-  x->kernels->to_weights(h->w, h->w, (size_t)h->bucket->elems);
+  moe_exec_round_weights(x, h);
 }
 
 void moe_checkpoint_load(const MoeCheckpoint *c, MoeExec *x)

@@ -307,8 +307,7 @@ void moe_exec_stop(MoeExec *x)
   }
 }
 
-/* To the storage type; selection biases stay fp32. */
-static void round_weights(const MoeExec *x, MoeHeld *h)
+void moe_exec_round_weights(const MoeExec *x, MoeHeld *h)
 {
   for (int32_t p = 0; p < h->bucket->n_params; p++) {
     const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
@@ -333,7 +332,7 @@ void moe_exec_init_weights(MoeExec *x, uint64_t seed, const MoeHfLoad *load)
       memset(h->m, 0, (size_t)h->n * sizeof(float));
       memset(h->v, 0, (size_t)h->n * sizeof(float));
     }
-    round_weights(x, h);
+    moe_exec_round_weights(x, h);
     atomic_fetch_add_explicit(&x->shared->states[x->me.rank].beats, 1, memory_order_relaxed);
   }
 }

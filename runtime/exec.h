@@ -139,6 +139,8 @@ void moe_exec_close(MoeExec *);
 
 /* load: files to read from; NULL: random weights of that seed. */
 void moe_exec_init_weights(MoeExec *, uint64_t seed, const MoeHfLoad *load);
+/* A bucket's weights to the storage type; selection biases stay fp32. */
+void moe_exec_round_weights(const MoeExec *, MoeHeld *);
 
 /* The progress thread; steps run between the two. Of a rank's executors one at a time may be started. */
 MoeStatus moe_exec_start(MoeExec *);

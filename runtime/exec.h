@@ -142,6 +142,9 @@ void moe_exec_init_weights(MoeExec *, uint64_t seed, const MoeHfLoad *load);
 /* A bucket's weights to the storage type; selection biases stay fp32. */
 void moe_exec_round_weights(const MoeExec *, MoeHeld *);
 
+/* A bucket's weights, which are fp32, to the storage type; selection biases stay fp32. */
+void moe_exec_round_weights(const MoeExec *, MoeHeld *);
+
 /* The progress thread; steps run between the two. Of a rank's executors one at a time may be started. */
 MoeStatus moe_exec_start(MoeExec *);
 void moe_exec_stop(MoeExec *);

@@ -319,12 +319,22 @@ static bool is_forgotten(KeyId key)
   return key == K_model_init_std || key == K_model_family || key == K_moe_imbalance || key == K_train_seed;
 }
 
-static void print_keys(const Spec *spec, FILE *out, BlockId block, const char *path, const Bases *bases,
+/* "attention.rope." of a block within `top`; nothing of `top` itself. */
+static void print_path(FILE *out, BlockId block, BlockId top)
+{
+  if (block != top) {
+    print_path(out, (BlockId)block_rows[block].parent, top);
+    fprintf(out, "%s.", block_rows[block].name);
+  }
+}
+
+static void print_keys(const Spec *spec, FILE *out, BlockId block, BlockId top, const Bases *bases,
                        const Bases *defaults)
 {
   for (int k = block_rows[block].first; k < block_end(block); k++) {
     if (!is_forgotten((KeyId)k)) {
-      fprintf(out, "%s%s = ", path, key_rows[k].name);
+      print_path(out, block, top);
+      fprintf(out, "%s = ", key_rows[k].name);
       print_value(out, &key_rows[k], base_of(bases, block));
       fputc('\n', out);
     }
@@ -332,9 +342,7 @@ static void print_keys(const Spec *spec, FILE *out, BlockId block, const char *p
   for (int inner = block + 1; inner < N_BLOCKS; inner++) {
     bool here = inner == B_rope || has_block(spec, (BlockId)inner, bases, defaults);
     if (block_rows[inner].parent == block && here) {
-      char longer[64];
-      snprintf(longer, sizeof longer, "%s%s.", path, block_rows[inner].name);
-      print_keys(spec, out, (BlockId)inner, longer, bases, defaults);
+      print_keys(spec, out, (BlockId)inner, top, bases, defaults);
     }
   }
 }
@@ -345,7 +353,7 @@ static void print_block_keys(const Spec *spec, FILE *out, BlockId block)
   Bases defaults;
   bases_of(spec, &bases);
   default_bases(&defaults);
-  print_keys(spec, out, block, "", &bases, &defaults);
+  print_keys(spec, out, block, block, &bases, &defaults);
 }
 
 void spec_print_model_keys(const Spec *spec, FILE *out)

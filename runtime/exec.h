@@ -139,8 +139,6 @@ void moe_exec_close(MoeExec *);
 
 /* load: files to read from; NULL: random weights of that seed. */
 void moe_exec_init_weights(MoeExec *, uint64_t seed, const MoeHfLoad *load);
-/* A bucket's weights to the storage type; selection biases stay fp32. */
-void moe_exec_round_weights(const MoeExec *, MoeHeld *);
 
 /* A bucket's weights, which are fp32, to the storage type; selection biases stay fp32. */
 void moe_exec_round_weights(const MoeExec *, MoeHeld *);

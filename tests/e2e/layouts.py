@@ -351,7 +351,8 @@ def repeat(runner):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["pairwise", "full", "systems", "systems_full", "models", "routing", "few", "repeat"])
+    parser.add_argument("what", choices=["pairwise", "full", "systems", "systems_full", "models", "routing", "mixed", "few",
+                                          "repeat"])
     for flag in ("--moec", "--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--build", default="", help="more options for `moec build`")
@@ -361,7 +362,8 @@ def main():
     if args.what == "repeat":
         repeat(runner)
     else:
-        cases = {"models": list(models()), "routing": ROUTING, "few": FEW}.get(args.what) or matrix(args.what.startswith("systems"))
+        lists = {"models": list(models()), "routing": ROUTING, "mixed": [dict(c, place="mixed") for c in MIXED], "few": FEW}
+        cases = lists.get(args.what) or matrix(args.what.startswith("systems"))
         for c in pairwise(cases) if args.what in ("pairwise", "systems") else cases:
             runner.check(c)
     print(f"{runner.done - len(runner.failed)} passed, {len(runner.failed)} failed")

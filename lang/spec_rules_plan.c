@@ -193,6 +193,17 @@ static void nics_in_cluster(Reader *reader, const PlanSpec *plan)
   }
 }
 
+static void pretend_nodes(Reader *reader, const PlanSpec *plan)
+{
+  const ClusterSpec *cluster = &reader->spec->cluster;
+  if (plan->ranks_per_node > 1 && cluster->gpus == 1 && cluster->nvlink == 0 && rule_set(reader, K_node_gpus)) {
+    diag_error(reader->diag, rule_at(reader, K_plan_ranks_per_node),
+               "ranks_per_node (%d) puts several GPUs on a node, but nodes of 1 GPU have no nvlink",
+               plan->ranks_per_node);
+    rule_note(reader, K_node_gpus);
+  }
+}
+
 void rules_plan(Reader *reader, PlanKeys *keys)
 {
   PlanSpec *plan = &keys->plan;
@@ -211,4 +222,5 @@ void rules_plan(Reader *reader, PlanKeys *keys)
   }
   ranks_with_experts(reader, plan);
   nics_in_cluster(reader, plan);
+  pretend_nodes(reader, plan);
 }

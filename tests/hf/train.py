@@ -23,7 +23,8 @@ CONFIG = dict(hidden_act="silu", num_hidden_layers=models.LAYERS, hidden_size=mo
 DENSE = dict(first_k_dense_replace=1, intermediate_size=models.DENSE, n_routed_experts=models.EXPERTS,
              moe_intermediate_size=models.FFN, n_shared_experts=models.SHARED // models.FFN)
 LATENT = dict(q_lora_rank=models.Q_LORA, kv_lora_rank=models.KV_LORA, qk_nope_head_dim=models.NOPE, qk_rope_head_dim=models.ROPE,
-              v_head_dim=models.V_DIM, n_group=1, topk_group=1, routed_scaling_factor=2.5)
+              v_head_dim=models.V_DIM, n_group=1, topk_group=1, routed_scaling_factor=2.5,
+              num_key_value_heads=models.HEADS) # as their publishers write it: every head has keys of its own
 CONFIGS = dict(
     qwen3_moe=dict(CONFIG, model_type="qwen3_moe", num_experts=models.EXPERTS, moe_intermediate_size=models.FFN, norm_topk_prob=True),
     mixtral=dict(CONFIG, model_type="mixtral", num_local_experts=models.EXPERTS, intermediate_size=models.FFN),

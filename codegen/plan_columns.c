@@ -88,8 +88,8 @@ bool space_mixed(const Space *s, const Tuple *t, int n, int m)
   bool other = (pin->n_attention_gpus && pin->attention_gpus[0] != n) || (pin->n_ffn_gpus && pin->ffn_gpus[0] != m);
   bool both = pin->n_attention_gpus > 0 && pin->n_ffn_gpus > 0;
   return !other && ranks > per && ranks <= t->ranks && (both || t->ranks - ranks < per) &&
-         (t->replicas == 1 || ranks % per == 0) && n <= t->batch && m <= s->spec->model.moe.experts &&
-         pin->n_attention_gpus <= 1 && pin->n_ffn_gpus <= 1;
+         (t->replicas == 1 || ranks % per == 0) && (pin->n_attention_gpus > 0 || n <= t->batch) &&
+         m <= s->spec->model.moe.experts && pin->n_attention_gpus <= 1 && pin->n_ffn_gpus <= 1;
 }
 
 void space_partners(const Space *s, const Tuple *t, int n, int *least, int *most)

@@ -304,6 +304,7 @@ MIXED = [
     dict(ratio=(3, 3), node=4, p_att=2, p_ffn=2, mbs=3),          # groups begin in the middle of a node
     dict(ratio=(2, 2), node=4, p_att=1, p_ffn=3, capacity=0.25, experts=5, tied="true"),
     dict(system="afd", ratio=(3, 9), node=6, mbs=3, experts=9, router="topk_softmax"),
+    dict(ratio=(2, 4), node=6, p_att=2, mbs=1, tail=1),           # more attention ranks than sequences
 ]
 
 

@@ -30,7 +30,7 @@ CONFIGS = dict(
     mixtral=dict(CONFIG, model_type="mixtral", num_local_experts=models.EXPERTS, intermediate_size=models.FFN),
     olmoe=dict(CONFIG, model_type="olmoe", num_experts=models.EXPERTS, intermediate_size=models.FFN, norm_topk_prob=False),
     deepseek=dict(CONFIG, model_type="deepseek", **DENSE, norm_topk_prob=False, scoring_func="softmax"),
-    deepseek_v3=dict(CONFIG, model_type="deepseek_v3", **DENSE, **LATENT),
+    deepseek_v3=dict({**CONFIG, **LATENT}, model_type="deepseek_v3", **DENSE),
     gpt_oss=dict(CONFIG, model_type="gpt_oss", num_local_experts=models.EXPERTS, intermediate_size=models.FFN, attention_bias=True,
                  sliding_window=8, rope_scaling=dict(rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False)))
 PLANS = {"1x1": "plan { schedule = af_pipe;  stages = 1;  attention_gpus = 1;  ffn_gpus = 1;  replicas = 1 }",

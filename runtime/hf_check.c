@@ -11,10 +11,10 @@
 #include "runtime/log.h"
 
 static const char *const checked[] = {
-    "num_attention_heads", "num_key_value_heads", "head_dim",       "rms_norm_eps", "tie_word_embeddings",
-    "num_experts_per_tok", "norm_topk_prob",      "n_group",        "topk_group",   "routed_scaling_factor",
-    "rope_theta",          "rope_interleave",     "sliding_window", "clip_qkv",     "swiglu_limit",
-    "swiglu_alpha"};
+    "num_hidden_layers",     "num_attention_heads", "num_key_value_heads", "head_dim",       "rms_norm_eps",
+    "tie_word_embeddings",   "num_experts_per_tok", "norm_topk_prob",      "n_group",        "topk_group",
+    "routed_scaling_factor", "rope_theta",          "rope_interleave",     "sliding_window", "clip_qkv",
+    "swiglu_limit",          "swiglu_alpha"};
 static const char *const scaling[] = {
     "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"};
 

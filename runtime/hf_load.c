@@ -71,6 +71,12 @@ static MoeStatus find_all(MoeHfLoad *load, const MoeBundle *b, bool *used, int32
   return MOE_OK;
 }
 
+static bool may_stay_unread(const MoeHfLoad *load, const MoeBundle *b, const char *name)
+{
+  char marker[MOE_HF_NAME];
+  return moe_hf_ignores(b, name) || (moe_hf_after_last(b, name, marker) && moe_st_find(&load->set, marker) != NULL);
+}
+
 /* Counts the tensors of the files that are no parameter's. */
 static int32_t list_strangers(const MoeHfLoad *load, const MoeBundle *b, const bool *used)
 {
@@ -78,7 +84,7 @@ static int32_t list_strangers(const MoeHfLoad *load, const MoeBundle *b, const b
   char shape[MOE_ST_SHAPE_TEXT];
   for (int32_t i = 0; i < load->set.n; i++) {
     const MoeStTensor *t = &load->set.tensors[i];
-    if (!used[i] && !moe_hf_ignores(b, t->name) && strangers++ < LISTED) {
+    if (!used[i] && !may_stay_unread(load, b, t->name) && strangers++ < LISTED) {
       moe_note("not of this model, in %s: %s %s", t->file, t->name, moe_st_shape_text(t->n_dims, t->shape, shape));
     }
   }

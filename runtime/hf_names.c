@@ -178,8 +178,16 @@ static bool ends_with(const char *text, const char *end)
 
 bool moe_hf_ignores(const MoeBundle *b, const char *name)
 {
+  return ends_with(name, ".rotary_emb.inv_freq") || (b->tied && strcmp(name, "lm_head.weight") == 0);
+}
+
+bool moe_hf_after_last(const MoeBundle *b, const char *name, char marker[MOE_HF_NAME])
+{
   int32_t layer;
   const char *rest;
-  return ends_with(name, ".rotary_emb.inv_freq") || (b->tied && strcmp(name, "lm_head.weight") == 0) ||
-         (split_layer(name, &layer, &rest) && layer >= b->n_layers);
+  if (!split_layer(name, &layer, &rest) || layer < b->n_layers) {
+    return false;
+  }
+  expand(marker, layer, "eh_proj.weight", -1);
+  return true;
 }

@@ -26,8 +26,11 @@ typedef struct MoeHfPlace {
    Elements of different parameters in one unit never overlap, and all parameters of a unit are in one bucket. */
 bool moe_hf_place(const MoeBundle *, const MoeParam *, int32_t k, MoeHfPlace *);
 
-/* Whether a tensor of a file may be left unread: rotary tables, the output table of a tied model, layers after the
-   last (multi-token prediction). */
+/* Whether a tensor of a file may be left unread: rotary tables, the output table of a tied model. */
 bool moe_hf_ignores(const MoeBundle *, const char *name);
+
+/* Whether a tensor is of a layer after the last. It may be left unread where the files hold `marker`, which only layers
+   that predict further tokens have (multi-token prediction); without it the files are of a deeper model. */
+bool moe_hf_after_last(const MoeBundle *, const char *name, char marker[MOE_HF_NAME]);
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "runtime/hf_numbers.h"
 #include "runtime/log.h"
+#include "runtime/moe_link.h"
 
 static MoeStatus out_of_memory(const char *path)
 {
@@ -102,29 +103,56 @@ static bool is_empty(const char *path)
   return empty;
 }
 
+/* An empty folder is replaced once now, by one that is as empty: of ".", of the root of a file system and the like that
+   fails, and it must not fail after the training. */
+static MoeStatus make_temp(MoeHfSave *s)
+{
+  struct stat status;
+  bool replaces = lstat(s->target, &status) == 0;
+  if (replaces && !is_empty(s->target)) {
+    moe_error("--save-hf %s: it exists and is not an empty folder; choose another name, or remove it", s->path);
+    return MOE_EINVAL;
+  }
+  if (mkdir(s->temp, 0777) != 0) {
+    return failed("create", s->temp);
+  }
+  if (replaces && rename(s->temp, s->target) != 0) {
+    MoeStatus failure = failed("put another folder in the place of", s->path);
+    rmdir(s->temp);
+    return failure;
+  }
+  return !replaces || mkdir(s->temp, 0777) == 0 ? MOE_OK : failed("create", s->temp);
+}
+
 static MoeStatus make_folder(MoeHfSave *s, const char *path)
 {
+  char named[PATH_MAX], end[PATH_MAX];
   size_t n = strlen(path);
   while (n > 1 && path[n - 1] == '/') {
     n--;
   }
-  if (access(path, F_OK) == 0 && !is_empty(path)) {
-    moe_error("--save-hf %s: it exists and is not an empty folder; choose another name, or remove it", path);
-    return MOE_EINVAL;
-  }
   s->path = path;
-  s->temp = malloc(n + 32);
-  if (s->temp == NULL) {
+  if (n >= sizeof named) {
+    errno = ENAMETOOLONG;
+    return failed("create", path);
+  }
+  snprintf(named, sizeof named, "%.*s", (int)n, path);
+  if (!moe_link_end(named, end)) {
+    return failed("create", path);
+  }
+  s->target = strdup(end);
+  if (asprintf(&s->temp, "%s.tmp%ld", end, (long)getpid()) < 0) {
+    s->temp = NULL;
+  }
+  if (s->target == NULL || s->temp == NULL) {
     return out_of_memory(path);
   }
-  snprintf(s->temp, n + 32, "%.*s.tmp%ld", (int)n, path, (long)getpid());
-  if (mkdir(s->temp, 0777) != 0) {
-    MoeStatus status = failed("create", s->temp);
+  MoeStatus status = make_temp(s);
+  if (status != MOE_OK) { /* there is nothing to remove */
     free(s->temp);
     s->temp = NULL;
-    return status;
   }
-  return MOE_OK;
+  return status;
 }
 
 static char *path_in(const MoeHfSave *s, const char *name)
@@ -362,7 +390,7 @@ MoeStatus moe_hf_save_commit(MoeHfSave *s, const MoeBundle *b)
   }
   MOE_TRY(write_text(s, "config.json", b->hf->config, strlen(b->hf->config)));
   MOE_TRY(sync_folder(s->temp));
-  if (rename(s->temp, s->path) != 0) {
+  if (rename(s->temp, s->target) != 0) {
     return failed("create", s->path);
   }
   free(s->temp);
@@ -393,6 +421,7 @@ void moe_hf_save_abandon(MoeHfSave *s)
     remove_temp(s);
   }
   free(s->temp);
+  free(s->target);
   free(s->tensors);
   free(s->shapes);
   free(s->names);

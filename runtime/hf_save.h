@@ -17,6 +17,7 @@ typedef struct MoeHfTarget {
 
 typedef struct MoeHfSave {
   const char *path; /* NULL: nothing is saved */
+  char *target;     /* where links in it lead */
   char *temp;       /* folder in the making */
   MoeStTensor *tensors;
   int64_t (*shapes)[4];

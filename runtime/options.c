@@ -280,22 +280,41 @@ static MoeStatus parse_one(MoeOptions *o, int argc, char **argv, int *i)
   return MOE_EINVAL;
 }
 
-/* One file under two options would be cut off or replaced by the one while the other uses it. */
+static const char *path_of(const MoeOptions *o, int row)
+{
+  bool is_path = rows[row].kind == TEXT || rows[row].kind == FOLDER;
+  return is_path ? *(const char *const *)((const char *)o + rows[row].offset) : NULL;
+}
+
+/* Of paths that do not exist, whether they would be the same but for slashes at the end. */
+static bool same_text(const char *a, const char *b)
+{
+  size_t n = strlen(a), m = strlen(b);
+  for (; n > 1 && a[n - 1] == '/'; n--) {
+  }
+  for (; m > 1 && b[m - 1] == '/'; m--) {
+  }
+  return n == m && memcmp(a, b, n) == 0;
+}
+
+/* One file under two options would be cut off or replaced by the one while the other uses it. Of two folders of
+   checkpoints that is what they are for. */
 static MoeStatus check_files(const MoeOptions *o)
 {
   for (int i = 0; i < N_ROWS; i++) {
-    for (int j = 0; j < i && rows[i].kind == TEXT; j++) {
-      const char *a = *(const char *const *)((const char *)o + rows[i].offset);
-      const char *b = rows[j].kind == TEXT ? *(const char *const *)((const char *)o + rows[j].offset) : NULL;
+    for (int j = 0; j < i; j++) {
+      const char *a = path_of(o, i);
+      const char *b = path_of(o, j);
+      bool checkpoint = rows[i].kind == FOLDER || rows[j].kind == FOLDER;
       struct stat of_a;
       struct stat of_b;
-      if (a == NULL || b == NULL) {
+      if (a == NULL || b == NULL || (rows[i].kind == FOLDER && rows[j].kind == FOLDER)) {
         continue;
       }
       bool exist = stat(a, &of_a) == 0 && stat(b, &of_b) == 0;
-      if (exist ? S_ISREG(of_a.st_mode) && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino
-                : strcmp(a, b) == 0) {
-        moe_error("--%s and --%s name the same file, %s", rows[j].name, rows[i].name, a);
+      if (exist ? (S_ISREG(of_a.st_mode) || checkpoint) && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino
+                : same_text(a, b)) {
+        moe_error("--%s and --%s name the same %s, %s", rows[j].name, rows[i].name, checkpoint ? "folder" : "file", a);
         return MOE_EINVAL;
       }
     }
@@ -481,6 +500,10 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
   }
   if (o->save == NULL && (o->save_every > 0 || o->keep_last > 0)) {
     moe_error("--%s has no effect without --save DIR", o->save_every > 0 ? "save-every" : "keep-last");
+    return MOE_EINVAL;
+  }
+  if (o->save_hf == NULL && moe_options_given(o, "shard-bytes")) {
+    moe_error("--shard-bytes has no effect without --save-hf DIR");
     return MOE_EINVAL;
   }
   if (o->trace_step > o->steps) {

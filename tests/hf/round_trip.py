@@ -142,7 +142,8 @@ def ignored():
     there = models.as_files("qwen3_moe", own)
     more = {**there, "lm_head.weight": there["model.embed_tokens.weight"],
             "model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", (8,), bytes(32)),
-            "model.layers.3.enorm.weight": ("BF16", (64,), bytes(128))}
+            "model.layers.3.enorm.weight": ("BF16", (64,), bytes(128)),
+            "model.layers.3.eh_proj.weight": ("BF16", (64, 128), bytes(64 * 128 * 2))}
     files.write_folder(f"{work}/tied", more)
     models.tables(f"{work}/tied.2x2", "qwen3_moe", 2, 2, tied=True)
     good("qwen3_moe", f"{work}/tied.2x2", f"{work}/tied", "tied", models.own_f32(own), there)
@@ -162,6 +163,8 @@ def refused():
     lacking = {n: t for n, t in there.items() if n not in (q, down)}
     bad("qwen3_moe", tables, {**lacking, q.replace("weight", "bias"): ("BF16", (64,), bytes(128))}, "names", f": {q}\n", f": {down}\n",
         "2 of 75 tensors are missing, 1 are not of this model", q.replace("weight", "bias") + " [64]", "(qwen3_moe)")
+    deeper = "model.layers.3.input_layernorm.weight" # and no layer that predicts further tokens
+    bad("qwen3_moe", tables, {**there, deeper: ("BF16", (64,), bytes(128))}, "deeper", deeper + " [64]", "1 are not of this model")
     bad("mixtral", f"{work}/mixtral.2x2", models.as_files("olmoe", models.random_own("olmoe", 1)), "other_family",
         "model.layers.0.self_attn.q_norm.weight [64]", "(mixtral)")
     # gpt-oss with the experts' matrix turned: a wrong layout that has the right number of bytes
@@ -184,6 +187,19 @@ def cannot_write():
     os.rmdir(f"{work}/taken.out/x")
     done = subprocess.run([drive, "qwen3_moe", "BF16", tables, source, own, out, "1000000", "1000"], capture_output=True, text=True)
     check(done.returncode == 0, f"an empty folder may be filled: {done.stderr}")
+    os.makedirs(f"{work}/links/empty")
+    os.symlink("empty", f"{work}/links/to_empty")
+    os.symlink("none", f"{work}/links/to_none")
+    for link, folder in (("to_empty", "empty"), ("to_none/", "none")):
+        done = subprocess.run([drive, "qwen3_moe", "BF16", tables, source, own, f"{work}/links/{link}", "1000000", "1000"], capture_output=True, text=True)
+        check(done.returncode == 0 and "config.json" in os.listdir(f"{work}/links/{folder}"), f"a link: {done.stderr}")
+    check(sorted(os.listdir(f"{work}/links")) == ["empty", "none", "to_empty", "to_none"], "links: left files")
+    os.makedirs(f"{work}/here")
+    os.remove(own)
+    done = subprocess.run([os.path.abspath(drive), "qwen3_moe", "BF16", os.path.abspath(tables), os.path.abspath(source),
+                           os.path.abspath(own), ".", "1000000", "1000"], capture_output=True, text=True, cwd=f"{work}/here")
+    check(done.returncode != 0 and "in the place of ." in done.stderr and not os.path.exists(own), f"a folder that cannot be replaced: {done.stderr}")
+    check(not os.listdir(f"{work}/here"), "a folder that cannot be replaced: left temporary files")
     done = subprocess.run([drive, "qwen3_moe", "BF16", tables, source, own, f"{work}/no/such", "1000000", "1000"], capture_output=True, text=True)
     check(done.returncode != 0 and "cannot create" in done.stderr, f"no parent: {done.stderr}")
 

@@ -424,12 +424,16 @@ def case_flags():
     for args in (["--foo"], ["x"], ["--steps", "1x"], ["--steps", "-1"], ["--steps"], ["--steps", ""], ["--holdout", "nan"],
                  ["--holdout", "1"], ["--link", "100"], ["--seed", "-1"], ["--seed", "99999999999999999999"],
                  ["--format", "int8"], ["--plan=1"], ["--trace-step", "2"], [], ["--steps", "0", "--trace", "t"],
-                 ["--shape", ""], ["--shapes", ""], ["--shapes", ","], ["--shapes", ":3"]):
+                 ["--data", DATA, "--shard-bytes", "9"], ["--shape", ""], ["--shapes", ""], ["--shapes", ","], ["--shapes", ":3"]):
         code, err = train("", *args)
         check(code == 2 and len(err.splitlines()) == 1 and len(errors_of(err)) == 1, f"{args}: {code}\n{err}")
     for args in (["--log", "x", "--trace", "x"], ["--log", DATA], ["--dump-grads", "x", "--dump-weights", "x"]):
         code, err = train("", "--data", DATA, *args)
         check(code == 2 and "name the same file" in err and os.path.getsize(DATA) == 4000, f"{args}: {code}\n{err}")
+    os.mkdir("folder")
+    for args in (["--save", "x", "--save-hf", "x/"], ["--save-hf", "folder", "--save", "./folder"]):
+        code, err = train("", "--data", DATA, *args)
+        check(code == 2 and "name the same folder" in err and not os.path.exists("x"), f"{args}: {code}\n{err}")
     for args in (["--help"], ["--plan"], ["--memory"]):
         code, err = train("a=2 f=2", *args)
         check(code == 0 and err == "", f"{args}: {code}\n{err}")

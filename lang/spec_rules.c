@@ -225,6 +225,16 @@ static void balance(Reader *reader)
   }
 }
 
+static void router_bias(Reader *reader)
+{
+  const ModelSpec *model = &reader->spec->model;
+  if (model->moe.router_bias && rule_good(reader, K_moe_router) && model->moe.router == ROUTER_SIGMOID_BIAS) {
+    diag_error(reader->diag, rule_at(reader, K_moe_router_bias),
+               "router = sigmoid_bias has a bias of its own, for the choice alone, and none on its logits");
+    rule_note(reader, K_moe_router);
+  }
+}
+
 static void experts(Reader *reader)
 {
   ModelSpec *model = &reader->spec->model;
@@ -240,6 +250,7 @@ static void experts(Reader *reader)
   router_groups(reader);
   route_only(reader);
   balance(reader);
+  router_bias(reader);
   if (rule_good(reader, K_moe_activation) && model->moe.activation != ACT_SWIGLU_CLAMPED) {
     rule_no_effect(reader, K_moe_act_limit, "it belongs to activation = swiglu_clamped");
     rule_no_effect(reader, K_moe_act_alpha, "it belongs to activation = swiglu_clamped");

@@ -315,14 +315,20 @@ MoeStatus moe_data_check_place(const MoeData *d, const MoeDataPlace *place)
     const char *what;
     uint64_t was, is;
   } facts[] = {{"seed of the order", place->seed, own.seed},
-               {"number of samples of the whole run", place->samples, own.samples},
-               {"identity of the data", place->identity, own.identity}};
+               {"number of samples of the whole run", place->samples, own.samples}};
   for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
     if (facts[i].was != facts[i].is) {
       moe_error("%s: the run cannot go on with the same tokens: the %s was %llu and is %llu", d->in.path, facts[i].what,
                 (unsigned long long)facts[i].was, (unsigned long long)facts[i].is);
       return MOE_EINVAL;
     }
+  }
+  if (place->identity != own.identity) { /* a hash, of which numbers would say nothing */
+    moe_error(
+        "%s: the run cannot go on with the same tokens: the format, the sizes of the files, --holdout or the sets "
+        "and their shares were others",
+        d->in.path);
+    return MOE_EINVAL;
   }
   return MOE_OK;
 }

@@ -33,6 +33,29 @@ static void compare(const char *path, const char *key, const json_t *theirs, con
   }
 }
 
+/* What null turns off: a window, a limit. */
+static double limit(const json_t *value)
+{
+  return json_is_null(value) ? 0 : number(value);
+}
+
+static void compare_limits(const char *path, const json_t *theirs, const json_t *ours)
+{
+  static const char *const limits[] = {"sliding_window", "clip_qkv"};
+  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+    double a = limit(json_object_get(theirs, limits[i]));
+    double b = limit(json_object_get(ours, limits[i]));
+    if ((a == 0) != (b == 0) && !isnan(a) && !isnan(b)) {
+      moe_note("%s says %s = %.9g, this model has %.9g (0: none)", path, limits[i], a, b);
+    }
+  }
+  const json_t *types = json_object_get(theirs, "layer_types");
+  const json_t *own = json_object_get(ours, "layer_types");
+  if (json_is_array(types) && json_is_array(own) && !json_equal(types, own)) {
+    moe_note("%s has its layer_types, full and sliding attention, in another order than this model", path);
+  }
+}
+
 static void compare_configs(const char *path, const json_t *theirs, const json_t *ours)
 {
   const json_t *parameters = json_object_get(theirs, "rope_parameters"); /* Transformers 5: all of RoPE in one object */
@@ -41,6 +64,7 @@ static void compare_configs(const char *path, const json_t *theirs, const json_t
     value = value != NULL ? value : json_object_get(parameters, checked[i]);
     compare(path, checked[i], value, json_object_get(ours, checked[i]));
   }
+  compare_limits(path, theirs, ours);
   const json_t *rope = json_is_object(parameters) ? parameters : json_object_get(theirs, "rope_scaling");
   const json_t *own = json_object_get(ours, "rope_scaling");
   if (json_is_number(json_object_get(rope, "factor")) != json_is_object(own)) {

@@ -104,10 +104,11 @@ def try_family(family):
     if "says" in text:
         sys.exit(f"FAIL: the same config: {text}")
     with open(f"{home}/hf/config.json", "w") as f:
-        json.dump(dict(CONFIGS[family], num_attention_heads=8, head_dim=8, rope_theta=5e5, num_experts_per_tok=1,
+        json.dump(dict(CONFIGS[family], num_hidden_layers=9, sliding_window=None, layer_types=["full_attention"], num_attention_heads=8, head_dim=8, rope_theta=5e5, num_experts_per_tok=1,
                        rope_scaling=None if scaled else dict(type="yarn", factor=4)), f)
     text = run(f"{home}/1x1/train", "--steps", "0", "--init", f"{home}/hf")
-    for part in ("num_attention_heads = 8, this model has 4", "rope_theta = 500000, this model has 10000",
+    window = ("sliding_window = 0, this model has 8", "layer_types") if "sliding_window" in CONFIGS[family] else ()
+    for part in (*window, f"num_hidden_layers = 9, this model has {models.LAYERS}", "num_attention_heads = 8, this model has 4", "rope_theta = 500000, this model has 10000",
                  "num_experts_per_tok = 1, this model has 2", "does not scale RoPE, this model does" if scaled else "scales RoPE, this model does not"):
         if part not in text:
             sys.exit(f"FAIL: another config: {part} is not in: {text}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the golden values: tiny random models of every architecture, run by PyTorch and Transformers on one CPU thread.
 
-    python3 -m venv V; V/bin/pip install torch transformers safetensors numpy; V/bin/python tests/golden/make_golden.py
+    V=$(tests/golden/torch_venv.py VENV) && $V tests/golden/make_golden.py
 
 writes, for each architecture, tests/golden/NAME/ with
     config.json          as Hugging Face knows it

@@ -50,7 +50,7 @@ static char *read_text(const char *path, size_t *n_p)
 MoeStatus moe_ck_read_manifest(MoeCheckpoint *c)
 {
   size_t n = 0;
-  char *path = moe_ck_join(c->path, MOE_CK_MANIFEST);
+  char *path = moe_path_in(c->path, MOE_CK_MANIFEST);
   if (path == NULL) {
     return out_of_memory(c->path);
   }
@@ -133,7 +133,7 @@ static MoeStatus open_files(MoeCheckpoint *c)
   }
   for (int32_t r = 0; r < n && status == MOE_OK; r++) {
     char name[MOE_CK_NAME];
-    char *path = moe_ck_join(c->path, moe_ck_file_name(name, r, n));
+    char *path = moe_path_in(c->path, moe_ck_file_name(name, r, n));
     errno = 0;
     status = path != NULL ? open_file(c, r, path) : out_of_memory(c->path);
     c->sets[r].path = NULL; /* it is freed here */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "runtime/bell.h"
+#include "runtime/file.h"
 #include "runtime/log.h"
 
 #define TEMPORARY ".tmp"
@@ -24,12 +25,6 @@ char *moe_ck_path(const char *dir, int64_t step, const char *suffix)
 {
   char *path = NULL;
   return asprintf(&path, "%s/step-%06lld%s", dir, (long long)step, suffix) < 0 ? NULL : path;
-}
-
-char *moe_ck_join(const char *dir, const char *name)
-{
-  char *path = NULL;
-  return asprintf(&path, "%s/%s", dir, name) < 0 ? NULL : path;
 }
 
 static MoeStatus fail(const char *what, const char *path)
@@ -104,22 +99,6 @@ MoeStatus moe_ck_steps(const char *dir, int64_t **steps_p, int32_t *n_p, char **
   return status;
 }
 
-/* Removes a folder and the files in it; false, with errno, if something is left. */
-static bool remove_folder(const char *path)
-{
-  DIR *d = opendir(path);
-  if (d == NULL) {
-    return false;
-  }
-  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
-      unlinkat(dirfd(d), e->d_name, 0); /* what stays lets rmdir fail */
-    }
-  }
-  closedir(d);
-  return rmdir(path) == 0;
-}
-
 static MoeStatus remove_half_ones(const char *dir)
 {
   DIR *d = opendir(dir);
@@ -130,8 +109,8 @@ static MoeStatus remove_half_ones(const char *dir)
   for (struct dirent *e = readdir(d); e != NULL && status == MOE_OK; e = readdir(d)) {
     const char *suffix = NULL;
     if (step_of(e->d_name, &suffix) >= 0 && strcmp(suffix, TEMPORARY) == 0) {
-      char *path = moe_ck_join(dir, e->d_name);
-      status = path != NULL && remove_folder(path) ? MOE_OK : fail("remove", path != NULL ? path : dir);
+      char *path = moe_path_in(dir, e->d_name);
+      status = path != NULL && moe_folder_remove(path) ? MOE_OK : fail("remove", path != NULL ? path : dir);
       free(path);
     }
   }
@@ -166,7 +145,7 @@ bool moe_ck_lies_in(const char *checkpoint, const char *dir)
 {
   struct stat of_parent, of_dir;
   char *parent =
-      checkpoint != NULL ? moe_ck_join(checkpoint, "..") : NULL; /* of the folder itself, not of a link to it */
+      checkpoint != NULL ? moe_path_in(checkpoint, "..") : NULL; /* of the folder itself, not of a link to it */
   bool same = parent != NULL && stat(parent, &of_parent) == 0 && stat(dir, &of_dir) == 0 &&
               of_parent.st_dev == of_dir.st_dev && of_parent.st_ino == of_dir.st_ino;
   free(parent);
@@ -179,7 +158,7 @@ static MoeStatus set_aside(const char *dir, int64_t step)
   char *to = moe_ck_path(dir, step, DAMAGED);
   MoeStatus status = from != NULL && to != NULL ? MOE_OK : MOE_ENOMEM;
   if (status == MOE_OK) {
-    remove_folder(to);
+    moe_folder_remove(to);
     status = rename(from, to) == 0 ? MOE_OK : fail("rename", from);
   }
   free(from);
@@ -231,12 +210,7 @@ MoeStatus moe_ck_prepare(const char *dir, const char *resumed, int64_t step, boo
 static MoeStatus sync_folder(const char *path)
 {
   int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  int result = fd >= 0 ? fsync(fd) : -1;
-  while (fd >= 0 && result != 0 && errno == EINTR) {
-    result = fsync(fd);
-  }
-  bool good = result == 0 || (fd >= 0 && (errno == EINVAL || errno == EROFS));
-  MoeStatus status = good ? MOE_OK : fail("sync", path);
+  MoeStatus status = fd >= 0 && moe_sync(fd) ? MOE_OK : fail("sync", path);
   if (fd >= 0) {
     close(fd);
   }
@@ -260,7 +234,7 @@ static bool drop(const char *dir, int64_t step)
 {
   char *from = moe_ck_path(dir, step, "");
   char *to = moe_ck_path(dir, step, TEMPORARY);
-  bool gone = from != NULL && to != NULL && rename(from, to) == 0 && remove_folder(to);
+  bool gone = from != NULL && to != NULL && rename(from, to) == 0 && moe_folder_remove(to);
   if (!gone) {
     moe_note("cannot remove the old checkpoint %s: %s", from, strerror(errno));
   }

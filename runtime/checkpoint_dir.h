@@ -8,9 +8,6 @@
 
 #include "runtime/moe_status.h"
 
-/* "DIR/NAME"; malloc'd, NULL: out of memory. */
-char *moe_ck_join(const char *dir, const char *name);
-
 /* "DIR/step-000100" and a suffix; malloc'd, NULL: out of memory. */
 char *moe_ck_path(const char *dir, int64_t step, const char *suffix);
 

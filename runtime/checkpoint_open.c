@@ -168,7 +168,7 @@ MoeStatus moe_checkpoint_open(MoeCheckpoint *c, const MoeBundle *b, const char *
     moe_error("cannot resume from %s: %s", path, exists ? "it is not a folder" : strerror(errno));
     return MOE_EIO;
   }
-  char *manifest = moe_ck_join(path, MOE_CK_MANIFEST);
+  char *manifest = moe_path_in(path, MOE_CK_MANIFEST);
   bool named = manifest != NULL && stat(manifest, &of_manifest) == 0;
   free(manifest);
   MoeStatus status = MOE_OK;

@@ -202,7 +202,7 @@ static MoeStatus write_own(MoeSaver *s, const char *folder)
     moe_error("cannot create %s: %s", folder, strerror(errno));
     return MOE_EIO;
   }
-  char *path = moe_ck_join(folder, moe_ck_file_name(name, s->rank, s->shared->n_ranks));
+  char *path = moe_path_in(folder, moe_ck_file_name(name, s->rank, s->shared->n_ranks));
   char *crcs = checksums(s);
   MoeStatus status = path != NULL && crcs != NULL ? write_tensors(s, path, crcs) : out_of_memory();
   free(path);
@@ -232,7 +232,7 @@ static MoeStatus read_part_file(const char *folder, int32_t rank, int32_t n, Moe
 {
   char name[MOE_CK_NAME];
   MoeStSet set;
-  char *path = moe_ck_join(folder, moe_ck_file_name(name, rank, n));
+  char *path = moe_path_in(folder, moe_ck_file_name(name, rank, n));
   MoeStatus status = path != NULL ? moe_ck_read_file(path, file) : out_of_memory();
   status = status == MOE_OK ? moe_st_open(&set, path) : status;
   if (status == MOE_OK) {
@@ -281,12 +281,8 @@ static MoeStatus write_text(MoeSaver *s, const char *folder, const MoeManifest *
 {
   size_t n = 0;
   char *text = moe_manifest_text(m, &n);
-  char *path = moe_ck_join(folder, MOE_CK_MANIFEST);
-  MoeFile file = MOE_NO_FILE;
-  MoeStatus status = text != NULL && path != NULL ? moe_file_begin(&file, path) : out_of_memory();
-  status = status == MOE_OK ? moe_file_write_at(&file, text, n, 0) : status;
-  status = status == MOE_OK ? moe_file_commit(&file) : status;
-  moe_file_abandon(&file);
+  char *path = moe_path_in(folder, MOE_CK_MANIFEST);
+  MoeStatus status = text != NULL && path != NULL ? moe_file_put(path, text, n) : out_of_memory();
   s->bytes += n;
   free(text);
   free(path);

@@ -1,9 +1,9 @@
 /* Temporary names carry the process id, so two jobs with one target do not write into each other's file. */
 #include "runtime/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,13 +62,18 @@ MoeStatus moe_file_write_at(const MoeFile *f, const void *bytes, size_t n, uint6
   return MOE_OK;
 }
 
-MoeStatus moe_file_sync(const MoeFile *f)
+bool moe_sync(int fd)
 {
   int result;
   do {
-    result = fsync(f->fd);
+    result = fsync(fd);
   } while (result != 0 && errno == EINTR);
-  if (result != 0 && errno != EINVAL && errno != EROFS) {
+  return result == 0 || errno == EINVAL || errno == EROFS;
+}
+
+MoeStatus moe_file_sync(const MoeFile *f)
+{
+  if (!moe_sync(f->fd)) {
     moe_error("cannot write %s: %s", f->path, strerror(errno));
     return MOE_EIO;
   }
@@ -101,4 +106,39 @@ void moe_file_abandon(MoeFile *f)
     free(f->target);
     *f = MOE_NO_FILE;
   }
+}
+
+MoeStatus moe_file_put(const char *path, const void *bytes, size_t n)
+{
+  MoeFile f;
+  MoeStatus status = moe_file_begin(&f, path);
+  if (status == MOE_OK) {
+    status = moe_file_write_at(&f, bytes, n, 0);
+  }
+  if (status == MOE_OK) {
+    status = moe_file_commit(&f);
+  }
+  moe_file_abandon(&f);
+  return status;
+}
+
+char *moe_path_in(const char *folder, const char *name)
+{
+  char *path = NULL;
+  return asprintf(&path, "%s/%s", folder, name) < 0 ? NULL : path;
+}
+
+bool moe_folder_remove(const char *path)
+{
+  DIR *d = opendir(path);
+  if (d == NULL) {
+    return false;
+  }
+  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
+    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
+      unlinkat(dirfd(d), e->d_name, 0); /* what stays lets rmdir fail */
+    }
+  }
+  closedir(d);
+  return rmdir(path) == 0;
 }

@@ -1,7 +1,9 @@
-/* Files that appear whole or not at all: written under a temporary name beside the target, then renamed. */
+/* Files that appear whole or not at all: written under a temporary name beside the target, then renamed; and what
+   folders of such files need. */
 #ifndef MOE_FILE_H
 #define MOE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,5 +23,17 @@ MoeStatus moe_file_write_at(const MoeFile *, const void *bytes, size_t n, uint64
 MoeStatus moe_file_sync(const MoeFile *); /* what has been written so far is on disk */
 MoeStatus moe_file_commit(MoeFile *);     /* syncs, renames, closes */
 void moe_file_abandon(MoeFile *);         /* removes; nothing to do after a commit */
+
+MoeStatus moe_file_put(const char *path, const void *bytes, size_t n); /* a whole file at once */
+
+/* fsync() of a file or a folder; false, with errno. File systems that have no such thing are no error. The names in a
+   folder outlive a crash only once the folder itself is on the disk. */
+bool moe_sync(int fd);
+
+/* "FOLDER/NAME"; malloc'd, NULL: out of memory. */
+char *moe_path_in(const char *folder, const char *name);
+
+/* Removes a folder and the files in it; false, with errno, if something is left. */
+bool moe_folder_remove(const char *path);
 
 #endif

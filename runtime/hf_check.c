@@ -2,9 +2,7 @@
  */
 #include <jansson.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "runtime/hf_load.h"
@@ -82,11 +80,10 @@ void moe_hf_check_config(const MoeBundle *b, const char *path)
   if (b->hf == NULL || b->hf->config == NULL || stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) {
     return;
   }
-  char *file = malloc(strlen(path) + 16);
+  char *file = moe_path_in(path, "config.json");
   if (file == NULL) {
     return;
   }
-  sprintf(file, "%s/config.json", path);
   json_t *theirs = json_load_file(file, 0, NULL); /* weights without one are as good */
   json_t *ours = json_loads(b->hf->config, 0, NULL);
   if (json_is_object(theirs) && json_is_object(ours)) {

@@ -155,16 +155,6 @@ static MoeStatus make_folder(MoeHfSave *s, const char *path)
   return status;
 }
 
-static char *path_in(const MoeHfSave *s, const char *name)
-{
-  size_t n = strlen(s->temp) + strlen(name) + 2;
-  char *path = malloc(n);
-  if (path != NULL) {
-    snprintf(path, n, "%s/%s", s->temp, name);
-  }
-  return path;
-}
-
 static void shard_name(const MoeHfSave *s, int32_t shard, char *name, size_t n)
 {
   if (s->n_shards == 1) {
@@ -185,7 +175,7 @@ static MoeStatus make_shards(MoeHfSave *s)
       end++;
     }
     shard_name(s, k, name, sizeof name);
-    s->files[k] = path_in(s, name);
+    s->files[k] = moe_path_in(s->temp, name);
     if (s->files[k] == NULL) {
       return out_of_memory(s->path);
     }
@@ -324,16 +314,8 @@ MoeStatus moe_hf_save_bucket(const MoeHfSave *s, const MoeBundle *b, const MoeHe
 
 static MoeStatus write_text(const MoeHfSave *s, const char *name, const char *text, size_t n)
 {
-  char *path = path_in(s, name);
-  MoeFile f = MOE_NO_FILE;
-  MoeStatus status = path != NULL ? moe_file_begin(&f, path) : out_of_memory(s->path);
-  if (status == MOE_OK) {
-    status = moe_file_write_at(&f, text, n, 0);
-  }
-  if (status == MOE_OK) {
-    status = moe_file_commit(&f);
-  }
-  moe_file_abandon(&f);
+  char *path = moe_path_in(s->temp, name);
+  MoeStatus status = path != NULL ? moe_file_put(path, text, n) : out_of_memory(s->path);
   free(path);
   return status;
 }
@@ -363,18 +345,15 @@ static MoeStatus write_index(const MoeHfSave *s)
   return status;
 }
 
-/* The names in a folder outlive a crash only once the folder itself is on the disk. */
 static MoeStatus sync_folder(const char *path)
 {
   int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) {
     return failed("open", path);
   }
-  int rc = fsync(fd);
-  int error = errno;
+  MoeStatus status = moe_sync(fd) ? MOE_OK : failed("write", path);
   close(fd);
-  errno = error;
-  return rc == 0 || error == EINVAL || error == EROFS ? MOE_OK : failed("write", path);
+  return status;
 }
 
 MoeStatus moe_hf_save_commit(MoeHfSave *s, const MoeBundle *b)
@@ -398,19 +377,6 @@ MoeStatus moe_hf_save_commit(MoeHfSave *s, const MoeBundle *b)
   return MOE_OK;
 }
 
-/* Everything in the folder is ours: it was made by this process. */
-static void remove_temp(const MoeHfSave *s)
-{
-  DIR *folder = opendir(s->temp);
-  for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;) {
-    unlinkat(dirfd(folder), entry->d_name, 0);
-  }
-  if (folder != NULL) {
-    closedir(folder);
-  }
-  rmdir(s->temp);
-}
-
 void moe_hf_save_abandon(MoeHfSave *s)
 {
   for (int32_t k = 0; k < s->n_shards && s->writers != NULL; k++) {
@@ -418,7 +384,7 @@ void moe_hf_save_abandon(MoeHfSave *s)
     free(s->files[k]);
   }
   if (s->temp != NULL) {
-    remove_temp(s);
+    moe_folder_remove(s->temp); /* everything in it is ours: it was made by this process */
   }
   free(s->temp);
   free(s->target);

@@ -38,8 +38,6 @@ typedef struct MoeCkPart {
    number; parts NULL: only that. */
 int32_t moe_ck_parts(const MoeBundle *, int32_t rank, MoeCkPart *parts);
 
-int64_t moe_param_elems(const MoeParam *);
-
 typedef struct MoeCkFile {
   uint64_t bytes;
   uint32_t header_crc; /* of everything before the data */

@@ -232,13 +232,12 @@ static void load_held(const MoeCheckpoint *c, const MoeExec *x, MoeHeld *h)
 {
   const MoeBundle *b = x->bundle;
   for (int32_t i = h->bucket->first_param; i < h->bucket->first_param + h->bucket->n_params; i++) {
-    int64_t offset = b->params[i].offset, elems = moe_param_elems(&b->params[i]);
-    int64_t from = h->begin > offset ? h->begin - offset : 0;
-    int64_t to = h->begin + h->n - offset < elems ? h->begin + h->n - offset : elems;
-    read_state(c, b, i, 0, 0, elems, h->w + offset);
-    for (int k = 0; k < MOE_CK_STATE_COUNT && from < to; k++) {
+    const MoeParam *p = &b->params[i];
+    MoeSlice slice = moe_held_slice(h, p);
+    read_state(c, b, i, 0, 0, moe_param_elems(p), h->w + p->offset);
+    for (int k = 0; k < MOE_CK_STATE_COUNT && slice.from < slice.to; k++) {
       float *own = (float *)(uintptr_t)moe_ck_state(h, k);
-      read_state(c, b, i, k, from, to, own + (offset + from - h->begin));
+      read_state(c, b, i, k, slice.from - p->offset, slice.to - p->offset, own + (slice.from - h->begin));
     }
   }
   moe_exec_round_weights(x, h);

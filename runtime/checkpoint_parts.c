@@ -27,11 +27,6 @@ const float *moe_ck_state(const MoeHeld *h, int state)
   return states[state];
 }
 
-int64_t moe_param_elems(const MoeParam *p)
-{
-  return (int64_t)p->rows * (p->cols > 0 ? p->cols : 1);
-}
-
 const char *moe_ck_file_name(char name[MOE_CK_NAME], int32_t rank, int32_t n_files)
 {
   snprintf(name, MOE_CK_NAME, "rank-%05d-of-%05d.safetensors", rank, n_files);

@@ -313,7 +313,7 @@ void moe_exec_round_weights(const MoeExec *x, MoeHeld *h)
     const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
     float *w = h->w + param->offset;
     if (!param->counts) {
-      x->kernels->to_weights(w, w, (size_t)param->rows * (size_t)(param->cols > 0 ? param->cols : 1));
+      x->kernels->to_weights(w, w, (size_t)moe_param_elems(param));
     }
   }
 }

@@ -51,18 +51,6 @@ static const float *floats_of(const MoeIn *in)
   return (const float *)(const void *)(in->data + PAYLOAD);
 }
 
-/* The part of a parameter that lies in this rank's slice, by index in the bucket; from >= to: none. */
-typedef struct Piece {
-  int64_t from, to;
-} Piece;
-
-static Piece piece_of(const MoeHeld *h, const MoeParam *param)
-{
-  int64_t end = param->offset + (int64_t)param->rows * (param->cols > 0 ? param->cols : 1);
-  return (Piece){.from = param->offset > h->begin ? param->offset : h->begin,
-                 .to = end < h->begin + h->n ? end : h->begin + h->n};
-}
-
 /* Squares of this rank's slice, without counts, which are no gradients. */
 static double slice_sumsq(const MoeExec *x, const MoeHeld *h)
 {
@@ -70,10 +58,10 @@ static double slice_sumsq(const MoeExec *x, const MoeHeld *h)
   int64_t from = h->begin;
   for (int32_t p = 0; p < h->bucket->n_params; p++) {
     const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
-    Piece piece = piece_of(h, param);
-    if (param->counts && piece.from < piece.to) {
-      sum += x->kernels->sumsq(h->g + from, (size_t)(piece.from - from));
-      from = piece.to;
+    MoeSlice slice = moe_held_slice(h, param);
+    if (param->counts && slice.from < slice.to) {
+      sum += x->kernels->sumsq(h->g + from, (size_t)(slice.from - from));
+      from = slice.to;
     }
   }
   return sum + x->kernels->sumsq(h->g + from, (size_t)(h->begin + h->n - from));
@@ -119,11 +107,11 @@ static void sum_scalars(MoeExec *x, const MoeCall *call)
 
 /* A selection bias: up by the rate where its expert had fewer of the step's choices than the mean, down where more. It
    is kept in fp32 whatever the rest is: such steps are smaller than bf16 can tell. */
-static void move_bias(const MoeExec *x, MoeHeld *h, Piece piece)
+static void move_bias(const MoeExec *x, MoeHeld *h, MoeSlice slice)
 {
   const MoeBundle *b = x->bundle;
   double choices = (double)b->global_batch * b->seq * b->top_k;
-  for (int64_t i = piece.from; i < piece.to; i++) {
+  for (int64_t i = slice.from; i < slice.to; i++) {
     double above = (double)h->g[i] * b->experts - choices;
     float *master = &h->master[i - h->begin];
     *master += (float)(above < 0 ? b->bias_rate : above > 0 ? -b->bias_rate : 0);
@@ -140,13 +128,13 @@ static void optimize(MoeExec *x, MoeHeld *h)
   adam.scale = (float)moe_clip_scale(moe_totals_norm(x->totals), x->bundle->clip);
   for (int32_t p = 0; p < h->bucket->n_params; p++) {
     const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
-    Piece piece = piece_of(h, param);
-    int64_t at = piece.from - h->begin;
-    if (piece.from < piece.to && param->counts) {
-      move_bias(x, h, piece);
-    } else if (piece.from < piece.to) {
-      x->kernels->adamw(&adam, h->w + piece.from, h->master + at, h->m + at, h->v + at, h->g + piece.from,
-                        (size_t)(piece.to - piece.from), param->decay != 0);
+    MoeSlice slice = moe_held_slice(h, param);
+    int64_t at = slice.from - h->begin;
+    if (slice.from < slice.to && param->counts) {
+      move_bias(x, h, slice);
+    } else if (slice.from < slice.to) {
+      x->kernels->adamw(&adam, h->w + slice.from, h->master + at, h->m + at, h->v + at, h->g + slice.from,
+                        (size_t)(slice.to - slice.from), param->decay != 0);
     }
   }
 }

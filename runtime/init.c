@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "runtime/topo.h"
+
 uint64_t moe_mix(uint64_t x)
 {
   x += 0x9e3779b97f4a7c15u;
@@ -33,7 +35,7 @@ void moe_init_bucket(const MoeBundle *b, const MoeBucket *bucket, uint64_t seed,
 {
   for (int32_t p = 0; p < bucket->n_params; p++) {
     const MoeParam *param = &b->params[bucket->first_param + p];
-    int64_t n = (int64_t)param->rows * (param->cols > 0 ? param->cols : 1);
+    int64_t n = moe_param_elems(param);
     uint64_t key = moe_init_key(seed, param->name);
     int64_t from = begin > param->offset ? begin - param->offset : 0;
     int64_t to = end - param->offset < n ? end - param->offset : n;

@@ -163,6 +163,13 @@ void moe_mem_unmap(MoeMem *mems)
   *m = (MoeMem){0};
 }
 
+MoeSlice moe_held_slice(const MoeHeld *h, const MoeParam *p)
+{
+  int64_t end = p->offset + moe_param_elems(p);
+  return (MoeSlice){.from = p->offset > h->begin ? p->offset : h->begin,
+                    .to = end < h->begin + h->n ? end : h->begin + h->n};
+}
+
 MoeHeld *moe_mem_held(const MoeMem *m, MoeBucketKind kind, int32_t layer)
 {
   for (int32_t i = 0; i < m->n_held; i++) {

@@ -49,6 +49,13 @@ MoeStatus moe_mem_map(MoeMem *mems, const MoeBundle *first, int32_t rank, const 
                       bool poison);
 void moe_mem_unmap(MoeMem *mems);
 
+/* The part of a parameter that lies in the rank's own slice, by index in the bucket; from >= to: none. */
+typedef struct MoeSlice {
+  int64_t from, to;
+} MoeSlice;
+
+MoeSlice moe_held_slice(const MoeHeld *, const MoeParam *);
+
 /* NULL if the rank does not hold it. */
 MoeHeld *moe_mem_held(const MoeMem *, MoeBucketKind, int32_t layer);
 

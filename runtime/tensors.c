@@ -30,12 +30,11 @@ MoeStatus moe_tensors_write(const MoeStWriter *w, const MoeBundle *b, const MoeH
 {
   for (int32_t i = 0; i < h->bucket->n_params; i++) {
     const MoeParam *p = &b->params[h->bucket->first_param + i];
-    int64_t n = (int64_t)p->rows * (p->cols > 0 ? p->cols : 1);
-    int64_t from = h->begin > p->offset ? h->begin : p->offset;
-    int64_t to = h->begin + h->n < p->offset + n ? h->begin + h->n : p->offset + n;
-    if (from < to) {
-      MOE_TRY(moe_st_write(w, h->bucket->first_param + i, values + from, (uint64_t)(to - from) * sizeof(float),
-                           (uint64_t)(from - p->offset) * sizeof(float)));
+    MoeSlice slice = moe_held_slice(h, p);
+    if (slice.from < slice.to) {
+      MOE_TRY(moe_st_write(w, h->bucket->first_param + i, values + slice.from,
+                           (uint64_t)(slice.to - slice.from) * sizeof(float),
+                           (uint64_t)(slice.from - p->offset) * sizeof(float)));
     }
   }
   return MOE_OK;

@@ -45,6 +45,11 @@ bool moe_group_relays(const MoeBundle *, int32_t group_id);
 const MoeBucket *moe_bucket_of(const MoeRank *, MoeBucketKind, int32_t layer);
 int32_t moe_holder_index(const MoeBundle *, const MoeBucket *, int32_t rank);
 
+static inline int64_t moe_param_elems(const MoeParam *p)
+{
+  return (int64_t)p->rows * (p->cols > 0 ? p->cols : 1);
+}
+
 /* Whether a rank takes part in an op of its group's table. Ops it skips count as finished. */
 bool moe_op_is_mine(const MoeRank *, const MoeOp *);
 

@@ -96,6 +96,7 @@ char *moe_manifest_text(const MoeManifest *, size_t *n_p);
 /* path: for messages. On failure there is nothing to free. */
 MoeStatus moe_manifest_parse(MoeManifest *, const char *path, const char *text, size_t n);
 void moe_manifest_free(MoeManifest *);
+const MoeCkTensor *moe_manifest_find(const MoeManifest *, const char *name); /* NULL: there is none */
 
 /* A checkpoint that is open for reading. Made by the launcher; ranks share the mapping. */
 typedef struct MoeCheckpoint {

@@ -362,6 +362,12 @@ MoeStatus moe_manifest_parse(MoeManifest *m, const char *path, const char *text,
   return MOE_OK;
 }
 
+const MoeCkTensor *moe_manifest_find(const MoeManifest *m, const char *name)
+{
+  MoeCkTensor key = {.name = name};
+  return bsearch(&key, m->tensors, (size_t)m->n_tensors, sizeof key, by_name);
+}
+
 void moe_manifest_free(MoeManifest *m)
 {
   free(m->shapes);

@@ -49,21 +49,6 @@ static void list_differences(char *text, const json_t *theirs, const char *lines
   json_decref(both);
 }
 
-static const MoeCkTensor *find_tensor(const MoeManifest *m, const char *name)
-{
-  int32_t low = 0, high = m->n_tensors - 1;
-  while (low <= high) {
-    int32_t middle = low + (high - low) / 2;
-    int order = strcmp(name, m->tensors[middle].name);
-    if (order == 0) {
-      return &m->tensors[middle];
-    }
-    low = order > 0 ? middle + 1 : low;
-    high = order < 0 ? middle - 1 : high;
-  }
-  return NULL;
-}
-
 /* With the same settings, tensors differ only where another version of moec had others. */
 static MoeStatus match_tensors(MoeCheckpoint *c, const MoeBundle *b)
 {
@@ -74,7 +59,7 @@ static MoeStatus match_tensors(MoeCheckpoint *c, const MoeBundle *b)
   }
   for (int32_t i = 0; i < b->n_params; i++) {
     const MoeParam *p = &b->params[i];
-    const MoeCkTensor *t = find_tensor(m, p->name);
+    const MoeCkTensor *t = moe_manifest_find(m, p->name);
     int64_t shape[2] = {p->rows, p->cols};
     int32_t n_dims = p->cols > 0 ? 2 : 1;
     if (t == NULL) {

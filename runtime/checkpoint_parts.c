@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/bytes.h"
 #include "runtime/checkpoint.h"
 #include "runtime/crc.h"
 #include "runtime/log.h"
@@ -62,13 +63,10 @@ int32_t moe_ck_parts(const MoeBundle *b, int32_t rank, MoeCkPart *parts)
 static bool header_crc(int fd, uint64_t bytes, uint32_t *crc_p)
 {
   uint8_t length[8];
-  uint64_t n = 0;
   if (pread(fd, length, 8, 0) != 8) {
     return false;
   }
-  for (int i = 0; i < 8; i++) {
-    n |= (uint64_t)length[i] << 8 * i;
-  }
+  uint64_t n = moe_little_endian(length, 8);
   if (n > bytes - 8) {
     *crc_p = 0; /* no header that could be read has this one */
     return true;

@@ -34,15 +34,6 @@ const char *moe_token_type_name(MoeTokenType type)
   return types[type].name;
 }
 
-uint64_t moe_little_endian(const uint8_t *p, int n)
-{
-  uint64_t value = 0;
-  for (int i = 0; i < n; i++) {
-    value |= (uint64_t)p[i] << (8 * i);
-  }
-  return value;
-}
-
 /* Data of many shards needs more open files than a shell allows at first. */
 static int open_file(const char *path)
 {

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "runtime/bytes.h"
 #include "runtime/moe_status.h"
 
 typedef enum MoeTokenType { /* little endian */
@@ -52,8 +53,5 @@ int64_t moe_tokens_bytes(const MoeTokenFile *, int64_t at, void *bytes, int64_t 
 /* Reads tokens [first, first + n); ids NULL: only checks them. Fails at an id outside the range, naming file, token,
    byte, id and vocabulary. */
 MoeStatus moe_tokens_read(const MoeTokenFile *, int64_t first, int64_t n, const MoeTokenRange *, int32_t *ids);
-
-/* Unsigned little-endian number of n bytes, at most 8. */
-uint64_t moe_little_endian(const uint8_t *, int n);
 
 #endif

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/bytes.h"
 #include "runtime/log.h"
 
 enum { MAX_HEADER = 100000000, SHOWN = 160 };
@@ -152,10 +153,7 @@ static MoeStatus read_header(MoeStFile *f)
               (unsigned long long)f->bytes);
     return MOE_EINVAL;
   }
-  uint64_t n = 0;
-  for (int i = 0; i < 8; i++) {
-    n |= (uint64_t)f->map[i] << 8 * i;
-  }
+  uint64_t n = moe_little_endian(f->map, 8);
   if (n > MAX_HEADER) {
     moe_error("%s: a header of %llu bytes; at most %d are allowed", f->path, (unsigned long long)n, MAX_HEADER);
     return MOE_EINVAL;

@@ -1,12 +1,14 @@
 /* Checkpoints: a folder DIR/step-000100 with one safetensors file per rank of the plan that wrote it, and a manifest.
-     rank-00003-of-00008.safetensors  what that rank owns, F32, under global names: NAME (the weights as the optimizer
-   has them), NAME.adam_m, NAME.adam_v; of a tensor that several ranks own a part each, the part, as a list of its
-   elements in C order manifest.json                    step, data position, settings of model and training, and of
-   every tensor its global shape and which elements lie in which file, with a CRC-32 each; its last key is the CRC-32 of
-   all bytes before it Any plan of the same model can read it. A folder that is being written is called step-000100.tmp;
-   it gets its name when every file and the manifest are on disk, so a folder without .tmp is whole. Errors are one line
-   that names the file. MOE_EIO: the checkpoint is damaged, an older one may be good. MOE_EINVAL: it is whole but not
-   for this program. */
+     rank-00003-of-00008.safetensors   what that rank owns, F32, under global names: NAME (the weights as the optimizer
+                                       has them), NAME.adam_m, NAME.adam_v; of a tensor that several ranks own a part
+                                       each, the part, as a list of its elements in C order
+     manifest.json                     step, data position, settings of model and training, and of every tensor its
+                                       global shape and which elements lie in which file, with a CRC-32 each; its last
+                                       key is the CRC-32 of all bytes before it
+   Any plan of the same model can read it. A folder that is being written is called step-000100.tmp; it gets its name
+   when every file and the manifest are on disk, so a folder without .tmp is whole. Errors are one line that names the
+   file. MOE_EIO: the checkpoint is damaged, an older one may be good. MOE_EINVAL: it is whole but not for this program.
+ */
 #ifndef MOE_CHECKPOINT_H
 #define MOE_CHECKPOINT_H
 

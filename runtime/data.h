@@ -1,11 +1,14 @@
 /* The tokens that a run trains on, in whatever form they lie on disk, as one shape cuts them in samples of seq + 1
-   tokens (the last one only as a label). A first part trains, a last part is held out for evaluation. bytes, uint16,
-   uint32   headerless files. Sample k of a file's part covers its tokens [k * seq, k * seq + seq]. Every epoch visits
-   each sample once, in an order that depends on (seed, epoch) alone. llmc        shards with a header of 256 int32
-   (moe_llmc_read), in the order of their names and of their tokens: a step takes the next batch * seq tokens of a shard
-   and the one after; what is left of a shard is dropped. indexed     PREFIX.bin with PREFIX.idx (data_index.h), in the
-   order of data_order.h. The parts are whole sequences. A path may be a pattern: then its files, sorted by name, are
-   read as one after the other, samples never across two. */
+   tokens (the last one only as a label). A first part trains, a last part is held out for evaluation.
+     bytes, uint16, uint32   headerless files. Sample k of a file's part covers its tokens [k * seq, k * seq + seq].
+                             Every epoch visits each sample once, in an order that depends on (seed, epoch) alone.
+     llmc                    shards with a header of 256 int32 (data_find.c), in the order of their names and of their
+                             tokens: a step takes the next batch * seq tokens of a shard and the one after; what is
+                             left of a shard is dropped.
+     indexed                 PREFIX.bin with PREFIX.idx (data_index.h), in the order of data_order.h. The parts are
+                             whole sequences.
+   A path may be a pattern: then its files, sorted by name, are read as one after the other, samples never across two.
+ */
 #ifndef MOE_DATA_H
 #define MOE_DATA_H
 

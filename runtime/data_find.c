@@ -13,7 +13,11 @@
 
 enum { LLMC_HEAD = 1024 };
 
-MoeStatus moe_llmc_read(MoeTokenFile *f, bool lenient, bool *found_p)
+/* The header of llm.c's shards: int32 magic (20240520 with version 1 and uint16 tokens, 20240801 with version 7 and
+   uint32 tokens), version, number of tokens; then zeros up to 1024 bytes. *found_p: whether it has such a header and
+   its size is what that says. EINVAL if it has the header but not the size, or is another of llm.c's files, unless
+   `lenient`. */
+static MoeStatus read_llmc(MoeTokenFile *f, bool lenient, bool *found_p)
 {
   uint8_t head[12];
   *found_p = false;
@@ -136,7 +140,7 @@ static MoeStatus know_file(MoeData *d, MoeTokenFile *f)
 {
   bool shard;
   char text[256];
-  MOE_TRY(moe_llmc_read(f, headerless(d->in.format), &shard));
+  MOE_TRY(read_llmc(f, headerless(d->in.format), &shard));
   if (shard && headerless(d->in.format)) {
     snprintf(text, sizeof text, "%.200s has a header of llm.c, which would be read as tokens", f->path);
     return contradicts(d, text);

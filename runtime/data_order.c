@@ -7,7 +7,12 @@
 
 enum { KEYS = 624, SHIFT = 397 };
 
-void moe_twister_seed(MoeTwister *t, uint32_t seed)
+typedef struct Twister {
+  uint32_t key[KEYS];
+  int32_t at;
+} Twister;
+
+static void seed_twister(Twister *t, uint32_t seed)
 {
   for (uint32_t i = 0; i < KEYS; i++) {
     t->key[i] = seed;
@@ -16,7 +21,7 @@ void moe_twister_seed(MoeTwister *t, uint32_t seed)
   t->at = KEYS;
 }
 
-static void refill(MoeTwister *t)
+static void refill(Twister *t)
 {
   for (int i = 0; i < KEYS; i++) {
     uint32_t y = (t->key[i] & 0x80000000u) | (t->key[(i + 1) % KEYS] & 0x7fffffffu);
@@ -25,7 +30,7 @@ static void refill(MoeTwister *t)
   t->at = 0;
 }
 
-uint32_t moe_twister_next(MoeTwister *t)
+static uint32_t next_number(Twister *t)
 {
   if (t->at == KEYS) {
     refill(t);
@@ -37,16 +42,16 @@ uint32_t moe_twister_next(MoeTwister *t)
   return y ^ y >> 18;
 }
 
-void moe_twister_shuffle(MoeTwister *t, uint32_t *x, int64_t n)
+static void shuffle(Twister *t, uint32_t *x, int64_t n)
 {
   uint32_t mask = UINT32_MAX;
   for (int64_t i = n - 1; i > 0; i--) {
     while (mask >> 1 >= (uint32_t)i) {
       mask >>= 1;
     }
-    uint32_t j = moe_twister_next(t) & mask;
+    uint32_t j = next_number(t) & mask;
     while (j > (uint32_t)i) {
-      j = moe_twister_next(t) & mask;
+      j = next_number(t) & mask;
     }
     uint32_t moved = x[i];
     x[i] = x[j];
@@ -104,8 +109,8 @@ static MoeStatus make_array(uint32_t **array, int64_t n)
 
 static MoeStatus shuffle_all(MoeOrder *o, const Split *s, uint32_t seed)
 {
-  MoeTwister twister;
-  moe_twister_seed(&twister, seed);
+  Twister twister;
+  seed_twister(&twister, seed);
   MOE_TRY(make_array(&o->documents, o->epochs * o->n_seqs));
   MOE_TRY(make_array(&o->shuffle, o->n_samples));
   for (int64_t i = 0; i < o->epochs * o->n_seqs; i++) {
@@ -114,10 +119,10 @@ static MoeStatus shuffle_all(MoeOrder *o, const Split *s, uint32_t seed)
   for (int64_t i = 0; i < o->n_samples; i++) {
     o->shuffle[i] = (uint32_t)i;
   }
-  moe_twister_shuffle(&twister, o->documents, s->epochs[0] * o->n_seqs);
-  moe_twister_shuffle(&twister, o->documents + s->epochs[0] * o->n_seqs, s->epochs[1] * o->n_seqs);
-  moe_twister_shuffle(&twister, o->shuffle, s->samples[0]);
-  moe_twister_shuffle(&twister, o->shuffle + s->samples[0], s->samples[1]);
+  shuffle(&twister, o->documents, s->epochs[0] * o->n_seqs);
+  shuffle(&twister, o->documents + s->epochs[0] * o->n_seqs, s->epochs[1] * o->n_seqs);
+  shuffle(&twister, o->shuffle, s->samples[0]);
+  shuffle(&twister, o->shuffle + s->samples[0], s->samples[1]);
   return MOE_OK;
 }
 

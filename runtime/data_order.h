@@ -36,13 +36,4 @@ int64_t moe_order_sample(const MoeOrder *, int64_t number);
 MoeStatus moe_order_read(const MoeOrder *, const MoeIndex *, const MoeTokenFile *bin, const MoeTokenRange *,
                          int64_t sample, int32_t seq, int32_t *tokens);
 
-typedef struct MoeTwister {
-  uint32_t key[624];
-  int32_t at;
-} MoeTwister;
-
-void moe_twister_seed(MoeTwister *, uint32_t seed);
-uint32_t moe_twister_next(MoeTwister *);
-void moe_twister_shuffle(MoeTwister *, uint32_t *x, int64_t n);
-
 #endif

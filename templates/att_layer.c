@@ -4,6 +4,7 @@
    attention proper goes tile by tile of MOE_ATT_TILE tokens. */
 #include "moe_gemm.h"
 #include "moe_parts.h"
+#include "moe_vec.h"
 
 enum {
   H = MOE_HIDDEN,
@@ -25,26 +26,6 @@ static bool is_dense(const MoeCall *call)
   return call->layer < MOE_DENSE_LAYERS;
 }
 
-/* y [n, width] rows of ld += bias */
-static void add_bias(float *y, size_t n, size_t ld, const float *bias, size_t width)
-{
-  for (size_t r = 0; r < n; r++) {
-    for (size_t i = 0; i < width; i++) {
-      y[r * ld + i] += bias[i];
-    }
-  }
-}
-
-/* g += sum of the rows of dy */
-static void bias_back(float *g, const float *dy, size_t n, size_t ld, size_t width)
-{
-  for (size_t r = 0; r < n; r++) {
-    for (size_t i = 0; i < width; i++) {
-      g[i] += dy[r * ld + i];
-    }
-  }
-}
-
 /* Tokens at .. at + n from x to their projections. */
 static void project(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratch *t, size_t at, size_t n)
 {
@@ -53,7 +34,7 @@ static void project(const MoeCall *call, const MoeAttSaved *s, const MoeAttScrat
   moe_norm(s->x + at * H, w, n, t->h0, s->rstd_in + at);
   moe_gemm_nt(n, IN, H, t->h0, H, w + MOE_AT_QKV, H, 0.0f, qkv, QKV);
   if (MOE_ATT_BIAS) {
-    add_bias(qkv, n, QKV, w + MOE_AT_QKV_BIAS, IN);
+    moe_add_bias(qkv, n, QKV, w + MOE_AT_QKV_BIAS, IN);
   }
   if (MOE_LATENT) {
     moe_latent(w, n, qkv, t->latent);
@@ -67,7 +48,7 @@ static void output(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratc
   const float *w = call->w;
   moe_gemm_nt(n, H, O, moe_floats(s->o + at * O, n * O, t->wide), O, w + MOE_AT_O, O, 0.0f, t->h0, H);
   if (MOE_ATT_BIAS) {
-    add_bias(t->h0, n, H, w + MOE_AT_O_BIAS, H);
+    moe_add_bias(t->h0, n, H, w + MOE_AT_O_BIAS, H);
   }
   for (size_t i = at * H; i < (at + n) * H; i++) {
     s->a[i] = moe_put(moe_get(s->x[i]) + t->h0[i - at * H]);
@@ -85,7 +66,7 @@ static void output(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratc
   }
   moe_gemm_nt(n, E, H, t->h1, H, w + MOE_AT_ROUTER, H, 0.0f, s->prob + at * E, E);
   if (MOE_ROUTER_BIAS) {
-    add_bias(s->prob + at * E, n, E, w + MOE_AT_RBIAS, E);
+    moe_add_bias(s->prob + at * E, n, E, w + MOE_AT_RBIAS, E);
   }
 }
 
@@ -210,7 +191,7 @@ static void router_wgrad(const MoeCall *call, const MoeAttSaved *s, const MoeAtt
   moe_norm_rows(s->a + at * H, call->gain, s->rstd_post + at, n, t->h1);
   moe_gemm_tn(E, H, n, dz, E, t->h1, H, 1.0f, call->gw + MOE_AT_ROUTER, H);
   if (MOE_ROUTER_BIAS) {
-    bias_back(call->gw + MOE_AT_RBIAS, dz, n, E, E);
+    moe_bias_back(call->gw + MOE_AT_RBIAS, dz, n, E, E);
   }
 }
 
@@ -230,7 +211,7 @@ MoeStatus moe_att_wgrad(MoeCall *call)
     const float *dqkv = moe_floats(in.dqkv + at * QKV, n * QKV, t.wide);
     moe_gemm_tn(IN, H, n, dqkv, QKV, t.h0, H, 1.0f, gw + MOE_AT_QKV, H);
     if (MOE_ATT_BIAS) {
-      bias_back(gw + MOE_AT_QKV_BIAS, dqkv, n, QKV, IN);
+      moe_bias_back(gw + MOE_AT_QKV_BIAS, dqkv, n, QKV, IN);
     }
     if (MOE_LATENT) {
       moe_latent_wgrad(s.qkv + at * QKV, call->w, n, dqkv, gw, t.latent);
@@ -240,7 +221,7 @@ MoeStatus moe_att_wgrad(MoeCall *call)
     const float *o = moe_floats(s.o + at * O, n * O, t.wide);
     moe_gemm_tn(H, O, n, da, H, o, O, 1.0f, gw + MOE_AT_O, O);
     if (MOE_ATT_BIAS) {
-      bias_back(gw + MOE_AT_O_BIAS, da, n, H, H);
+      moe_bias_back(gw + MOE_AT_O_BIAS, da, n, H, H);
     }
     if (!is_dense(call)) {
       router_wgrad(call, &s, &t, at, n, in.dz + at * E);

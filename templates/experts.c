@@ -85,21 +85,6 @@ static void start_sums(const MoeCall *call, const MoeFfnSaved *s, const MoeReal 
   }
 }
 
-/* y [n, width] += bias; g += sum of the rows of dy. Without biases they do nothing. */
-static void add_bias(float *y, size_t n, const float *bias, size_t width)
-{
-  for (size_t i = 0; MOE_EXPERT_BIAS && i < n * width; i++) {
-    y[i] += bias[i % width];
-  }
-}
-
-static void bias_back(float *g, const float *dy, size_t n, size_t width)
-{
-  for (size_t i = 0; MOE_EXPERT_BIAS && i < n * width; i++) {
-    g[i % width] += dy[i];
-  }
-}
-
 static void activate(const MoeReal *gate_up, size_t n, float *act)
 {
   for (size_t r = 0; r < n; r++) {
@@ -145,21 +130,31 @@ static MoeStatus take_rows(MoeCall *call, MoeFfnSaved *s)
   return MOE_OK;
 }
 
+/* x [n, H]: a group's rows normed. */
+static void norm_group(const MoeCall *call, const MoeFfnSaved *s, const Group *g, float *x)
+{
+  for (size_t j = 0; j < g->n; j++) {
+    moe_norm_row(s->a + g->row[j] * H, call->gain, s->rstd[g->row[j]], x + j * H);
+  }
+}
+
 /* What one group adds to sum, whose first row is `first`. */
 static void group_fwd(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScratch *t, const Group *g, size_t first,
                       float *sum)
 {
   MoeReal *kept = s->gate_up + g->begin * F2;
   float *gate_up = moe_target(kept, t->gate_up);
-  for (size_t j = 0; j < g->n; j++) {
-    moe_norm_row(s->a + g->row[j] * H, call->gain, s->rstd[g->row[j]], t->x + j * H);
-  }
+  norm_group(call, s, g, t->x);
   moe_gemm_nt(g->n, F2, H, t->x, H, g->gate_up, H, 0.0f, gate_up, F2);
-  add_bias(gate_up, g->n, g->gate_up_bias, F2);
+  if (MOE_EXPERT_BIAS) {
+    moe_add_bias(gate_up, g->n, F2, g->gate_up_bias, F2);
+  }
   moe_keep(kept, gate_up, g->n * F2);
   activate(kept, g->n, t->act);
   moe_gemm_nt(g->n, H, F, t->act, F, g->down, F, 0.0f, t->x, H);
-  add_bias(t->x, g->n, g->down_bias, H);
+  if (MOE_EXPERT_BIAS) {
+    moe_add_bias(t->x, g->n, H, g->down_bias, H);
+  }
   for (size_t j = 0; j < g->n; j++) {
     add_row(sum + (g->row[j] - first) * H, s->list.pairs[g->pair[j]].weight, t->x + j * H);
   }
@@ -346,6 +341,30 @@ MoeStatus moe_ffn_dgrad(MoeCall *call)
   return MOE_OK;
 }
 
+/* What one group adds to its expert's gradients. */
+static void group_wgrad(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnWork *in, const MoeFfnScratch *t,
+                        const Group *g, float *gw)
+{
+  for (size_t j = 0; j < g->n; j++) {
+    float weight = s->list.pairs[g->pair[j]].weight;
+    const MoeReal *dx = in->dx + g->row[j] * H;
+    for (size_t i = 0; i < H; i++) {
+      t->x[j * H + i] = moe_round(weight * moe_get(dx[i]));
+    }
+  }
+  const float *act = moe_floats(in->act + g->begin * F, g->n * F, t->act);
+  moe_gemm_tn(H, F, g->n, t->x, H, act, F, 1.0f, gw + MOE_AT_DOWN, F);
+  if (MOE_EXPERT_BIAS) {
+    moe_bias_back(gw + MOE_AT_DOWN_BIAS, t->x, g->n, H, H);
+  }
+  norm_group(call, s, g, t->x);
+  const float *d_gate_up = moe_floats(s->gate_up + g->begin * F2, g->n * F2, t->gate_up);
+  moe_gemm_tn(F2, H, g->n, d_gate_up, F2, t->x, H, 1.0f, gw, H);
+  if (MOE_EXPERT_BIAS) {
+    moe_bias_back(gw + MOE_AT_GU_BIAS, d_gate_up, g->n, F2, F2);
+  }
+}
+
 MoeStatus moe_ffn_wgrad(MoeCall *call)
 {
   MoeFfnSaved s;
@@ -356,26 +375,10 @@ MoeStatus moe_ffn_wgrad(MoeCall *call)
   moe_ffn_work_carve(call->work, rows, s.list.head->pairs, &in);
   moe_ffn_scratch_carve(call->scratch, rows, &t);
   for (size_t e = 0; e < local_experts(call); e++) {
-    float *gw = call->gw + e * MOE_EXPERT_ELEMS;
     uint32_t next = s.first[e];
     Group g;
     while ((g = take_group(call, &s, e, rows, &next)).n > 0) {
-      for (size_t j = 0; j < g.n; j++) {
-        float weight = s.list.pairs[g.pair[j]].weight;
-        const MoeReal *dx = in.dx + g.row[j] * H;
-        for (size_t i = 0; i < H; i++) {
-          t.x[j * H + i] = moe_round(weight * moe_get(dx[i]));
-        }
-      }
-      const float *act = moe_floats(in.act + g.begin * F, g.n * F, t.act);
-      moe_gemm_tn(H, F, g.n, t.x, H, act, F, 1.0f, gw + MOE_AT_DOWN, F);
-      bias_back(gw + MOE_AT_DOWN_BIAS, t.x, g.n, H);
-      for (size_t j = 0; j < g.n; j++) {
-        moe_norm_row(s.a + g.row[j] * H, call->gain, s.rstd[g.row[j]], t.x + j * H);
-      }
-      const float *d_gate_up = moe_floats(s.gate_up + g.begin * F2, g.n * F2, t.gate_up);
-      moe_gemm_tn(F2, H, g.n, d_gate_up, F2, t.x, H, 1.0f, gw, H);
-      bias_back(gw + MOE_AT_GU_BIAS, d_gate_up, g.n, F2);
+      group_wgrad(call, &s, &in, &t, &g, call->gw + e * MOE_EXPERT_ELEMS);
     }
   }
   shared_wgrad(call, &s, &in, &t);

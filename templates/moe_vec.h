@@ -45,6 +45,26 @@ static inline float moe_dot(const float *a, const float *b, size_t n)
   return moe_lane_sum(lane);
 }
 
+/* Rows of y [n, width], ld apart, += bias. */
+static inline void moe_add_bias(float *y, size_t n, size_t ld, const float *bias, size_t width)
+{
+  for (size_t r = 0; r < n; r++) {
+    for (size_t i = 0; i < width; i++) {
+      y[r * ld + i] += bias[i];
+    }
+  }
+}
+
+/* g += sum of the rows of dy. */
+static inline void moe_bias_back(float *g, const float *dy, size_t n, size_t ld, size_t width)
+{
+  for (size_t r = 0; r < n; r++) {
+    for (size_t i = 0; i < width; i++) {
+      g[i] += dy[r * ld + i];
+    }
+  }
+}
+
 /* Largest of x[0 .. n), n >= 1. */
 static inline float moe_vec_max(const float *x, size_t n)
 {

@@ -100,9 +100,7 @@ static void head_norm(float *x, const float *gain, float rstd)
   if (MOE_QK_NORM == 1) {
     moe_norm_vector(x, gain, D, MOE_NORM_EPS, x);
   } else if (MOE_QK_NORM == 2) {
-    for (size_t i = 0; i < D; i++) {
-      x[i] = moe_round(gain[i] * moe_round(x[i] * rstd));
-    }
+    moe_norm_vector_by(x, gain, rstd, D, x);
   }
 }
 
@@ -170,9 +168,9 @@ void moe_heads_open(const MoeCore *core, size_t seq, const MoeReal *qkv)
   for (size_t p = 0; MOE_QK_NORM == 2 && p < seq; p++) {
     float x[MOE_Q_DIM];
     read_head(qkv + p * QKV, MOE_Q_DIM, x);
-    core->rstd_q[p] = 1.0f / sqrtf(moe_dot(x, x, MOE_Q_DIM) / (float)MOE_Q_DIM + (float)MOE_NORM_EPS);
+    core->rstd_q[p] = moe_rstd(x, MOE_Q_DIM, MOE_NORM_EPS);
     read_head(qkv + p * QKV + MOE_Q_DIM, MOE_KV_DIM, x);
-    core->rstd_k[p] = 1.0f / sqrtf(moe_dot(x, x, MOE_KV_DIM) / (float)MOE_KV_DIM + (float)MOE_NORM_EPS);
+    core->rstd_k[p] = moe_rstd(x, MOE_KV_DIM, MOE_NORM_EPS);
   }
 }
 

@@ -13,8 +13,11 @@ void moe_norm_rows(const MoeReal *x, const float *gain, const float *rstd, size_
 void moe_norm_back(const MoeReal *x, const float *gain, const float *rstd, const float *dy, size_t n, float *dx,
                    float *g_gain);
 
-/* norm.c: the same for one row of n floats and any eps; y may be x. Backward: dx is set, dgain added to. */
+/* norm.c: the same for one row of n floats and any eps, or a given rstd; y may be x. Backward: dx is set, dgain added
+   to. */
+float moe_rstd(const float *x, size_t n, double eps);
 void moe_norm_vector(const float *x, const float *gain, size_t n, double eps, float *y);
+void moe_norm_vector_by(const float *x, const float *gain, float rstd, size_t n, float *y);
 void moe_norm_vector_back(const float *x, const float *gain, size_t n, double eps, const float *dy, float *dx,
                           float *dgain);
 

@@ -4,6 +4,11 @@
 #include "moe_parts.h"
 #include "moe_vec.h"
 
+float moe_rstd(const float *x, size_t n, double eps)
+{
+  return 1.0f / sqrtf(moe_dot(x, x, n) / (float)n + (float)eps);
+}
+
 void moe_norm_row(const MoeReal *x, const float *gain, float rstd, float *y)
 {
   for (size_t i = 0; i < MOE_HIDDEN; i++) {
@@ -24,7 +29,7 @@ void moe_rstds(const MoeReal *x, size_t n, float *rstd)
   float row[MOE_BF16 ? MOE_HIDDEN : 1];
   for (size_t r = 0; r < n; r++) {
     const float *xf = moe_floats(x + r * MOE_HIDDEN, MOE_HIDDEN, row);
-    rstd[r] = 1.0f / sqrtf(moe_dot(xf, xf, MOE_HIDDEN) / (float)MOE_HIDDEN + (float)MOE_NORM_EPS);
+    rstd[r] = moe_rstd(xf, MOE_HIDDEN, MOE_NORM_EPS);
   }
 }
 
@@ -61,23 +66,22 @@ void moe_norm_back(const MoeReal *x, const float *gain, const float *rstd, const
   }
 }
 
-static float vector_rstd(const float *x, size_t n, double eps)
+void moe_norm_vector_by(const float *x, const float *gain, float rstd, size_t n, float *y)
 {
-  return 1.0f / sqrtf(moe_dot(x, x, n) / (float)n + (float)eps);
+  for (size_t i = 0; i < n; i++) {
+    y[i] = moe_round(gain[i] * moe_round(x[i] * rstd));
+  }
 }
 
 void moe_norm_vector(const float *x, const float *gain, size_t n, double eps, float *y)
 {
-  float r = vector_rstd(x, n, eps);
-  for (size_t i = 0; i < n; i++) {
-    y[i] = moe_round(gain[i] * moe_round(x[i] * r));
-  }
+  moe_norm_vector_by(x, gain, moe_rstd(x, n, eps), n, y);
 }
 
 void moe_norm_vector_back(const float *x, const float *gain, size_t n, double eps, const float *dy, float *dx,
                           float *dgain)
 {
-  float r = vector_rstd(x, n, eps);
+  float r = moe_rstd(x, n, eps);
   float sum = 0.0f;
   for (size_t i = 0; i < n; i++) {
     float xh = x[i] * r;

@@ -107,9 +107,7 @@ static void dense_back(const MoeCall *call, const MoeAttSaved *s, const MoeAttSc
 {
   const float *w = call->w + MOE_AT_DENSE;
   float *gw = call->gw + MOE_AT_DENSE;
-  for (size_t i = 0; i < n * H; i++) {
-    da[i] = moe_get(out->dx[at * H + i]);
-  }
+  moe_read_row(out->dx + at * H, n * H, da);
   moe_norm_rows(s->a + at * H, call->gain, s->rstd_post + at, n, t->h1);
   moe_mlp_inner(w, FD, t->h1, n, t->gate_up);
   moe_mlp_dgrad_outer(w, FD, da, n, t->gate_up, t->act);
@@ -176,9 +174,7 @@ MoeStatus moe_att_dgrad(MoeCall *call)
     const float *dqkv = moe_floats(out.dqkv + at * QKV, n * QKV, t.wide);
     moe_gemm_nn(n, H, IN, dqkv, QKV, w + MOE_AT_QKV, H, 0.0f, t.h1, H);
     float *dx = moe_target(out.dx + at * H, t.h0);
-    for (size_t i = 0; i < n * H; i++) {
-      dx[i] = moe_get(out.da[at * H + i]);
-    }
+    moe_read_row(out.da + at * H, n * H, dx);
     moe_norm_back(s.x + at * H, w, s.rstd_in + at, t.h1, n, dx, call->gw);
     moe_keep(out.dx + at * H, dx, n * H);
   }

@@ -139,11 +139,8 @@ static void load_grads(const MoeCore *core, size_t q0, size_t q_end, const float
   size_t r = 0;
   for (size_t p = q0; p < q_end; p++) {
     for (size_t head = kv * G; head < (kv + 1) * G; head++, r++) {
-      const MoeReal *from = dqkv + p * MOE_QKV_DIM + moe_out_col(head);
       float *d_o = core->d_o + r * DV;
-      for (size_t i = 0; i < DV; i++) {
-        d_o[i] = moe_get(from[i]);
-      }
+      moe_read_row(dqkv + p * MOE_QKV_DIM + moe_out_col(head), DV, d_o);
       core->row_max[r] = lse[p * MOE_HEADS + head];
       core->row_sum[r] = moe_dot(d_o, moe_floats(o + p * MOE_O_DIM + head * DV, DV, buf), DV);
       if (MOE_SINKS) {

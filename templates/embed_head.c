@@ -15,9 +15,7 @@ MoeStatus moe_embed_fwd(MoeCall *call)
       return MOE_EINVAL;
     }
     const float *row = call->table + (size_t)id * MOE_HIDDEN;
-    for (size_t i = 0; i < MOE_HIDDEN; i++) {
-      s.x[t * MOE_HIDDEN + i] = moe_put(row[i]);
-    }
+    moe_keep_row(s.x + t * MOE_HIDDEN, row, MOE_HIDDEN);
   }
   return MOE_OK;
 }

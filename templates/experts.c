@@ -230,8 +230,8 @@ static void shared_dgrad(const MoeCall *call, const MoeFfnSaved *s, const MoeFfn
   while (next_homes(call, s, row_end, h)) {
     MoeReal *kept = s->shared + h->begin * 2 * FS;
     float *gate_up = moe_target(kept, t->gate_up);
-    for (size_t i = 0; MOE_BF16 && i < h->n * 2 * FS; i++) {
-      gate_up[i] = moe_get(kept[i]);
+    if (MOE_BF16) {
+      moe_read_row(kept, h->n * 2 * FS, gate_up);
     }
     read_homes(call, s, h, out->dx, t->x);
     moe_mlp_dgrad_outer(call->shared, FS, t->x, h->n, gate_up, t->act);

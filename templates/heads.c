@@ -87,13 +87,6 @@ static bool clamped(float x)
   return MOE_CLIP_QKV > 0.0 && (x > (float)MOE_CLIP_QKV || x < -(float)MOE_CLIP_QKV);
 }
 
-static void read_head(const MoeReal *raw, size_t n, float *x)
-{
-  for (size_t i = 0; i < n; i++) {
-    x[i] = moe_get(raw[i]);
-  }
-}
-
 /* x [d] normed; rstd is that of the whole vector. */
 static void head_norm(float *x, const float *gain, float rstd)
 {
@@ -108,7 +101,7 @@ static void head_norm(float *x, const float *gain, float rstd)
 static void head_row(const MoeReal *raw, const float *gain, float rstd, const float *cosp, const float *sinp, float *y)
 {
   float x[D];
-  read_head(raw, D, x);
+  moe_read_row(raw, D, x);
   head_norm(x, gain, rstd);
   for (size_t i = 0; i < D; i++) {
     x[i] = clamp(x[i]);
@@ -125,7 +118,7 @@ static void head_row_back(const MoeReal *raw, const float *gain, float rstd, con
   float d[D];
   memcpy(d, dy, NOPE * sizeof *d);
   turn_back(dy + NOPE, cosp, sinp, d + NOPE);
-  read_head(raw, D, x);
+  moe_read_row(raw, D, x);
   if (MOE_CLIP_QKV > 0.0) {
     float y[D];
     memcpy(y, x, sizeof y);
@@ -139,9 +132,7 @@ static void head_row_back(const MoeReal *raw, const float *gain, float rstd, con
     moe_norm_vector_back(x, gain, D, MOE_NORM_EPS, d, unnormed, dgain);
     memcpy(d, unnormed, sizeof d);
   }
-  for (size_t i = 0; i < D; i++) {
-    dx[i] = moe_put(d[i]);
-  }
+  moe_keep_row(dx, d, D);
 }
 
 /* Gain of a head, from the first of its norm. */
@@ -167,9 +158,9 @@ void moe_heads_open(const MoeCore *core, size_t seq, const MoeReal *qkv)
   }
   for (size_t p = 0; MOE_QK_NORM == 2 && p < seq; p++) {
     float x[MOE_Q_DIM];
-    read_head(qkv + p * QKV, MOE_Q_DIM, x);
+    moe_read_row(qkv + p * QKV, MOE_Q_DIM, x);
     core->rstd_q[p] = moe_rstd(x, MOE_Q_DIM, MOE_NORM_EPS);
-    read_head(qkv + p * QKV + MOE_Q_DIM, MOE_KV_DIM, x);
+    moe_read_row(qkv + p * QKV + MOE_Q_DIM, MOE_KV_DIM, x);
     core->rstd_k[p] = moe_rstd(x, MOE_KV_DIM, MOE_NORM_EPS);
   }
 }
@@ -186,10 +177,10 @@ void moe_load_keys(const MoeCore *core, size_t seq, const MoeReal *qkv, const fl
     if (MOE_LATENT) {
       const MoeReal *own = row + MOE_KVB_COL + kv * KVB;
       float x[TURN];
-      read_head(own, NOPE, k);
-      read_head(row + MOE_R_COL, TURN, x);
+      moe_read_row(own, NOPE, k);
+      moe_read_row(row + MOE_R_COL, TURN, x);
       turn(x, cosp, sinp, k + NOPE);
-      read_head(own + NOPE, DV, v);
+      moe_read_row(own + NOPE, DV, v);
     } else {
       const MoeReal *raw = row + MOE_Q_DIM + kv * D;
       head_row(raw, gain, whole_rstd(core->rstd_k, p), cosp, sinp, k);
@@ -266,8 +257,8 @@ static void whole_norm_back(const MoeReal *raw, size_t n, const float *gain, Moe
   float x[MOE_Q_DIM];
   float dy[MOE_Q_DIM];
   float dx[MOE_Q_DIM];
-  read_head(raw, n, x);
-  read_head(d, n, dy);
+  moe_read_row(raw, n, x);
+  moe_read_row(d, n, dy);
   moe_norm_vector_back(x, gain, n, MOE_NORM_EPS, dy, dx, dgain);
   moe_keep_row(d, dx, n);
 }

@@ -103,9 +103,7 @@ static inline MoeDraft moe_draft(const MoeCall *call, void *slot, size_t rows, s
 static inline void moe_row_add(float *sum, const MoeReal *row, bool first)
 {
   if (first) {
-    for (size_t i = 0; i < MOE_HIDDEN; i++) {
-      sum[i] = moe_get(row[i]);
-    }
+    moe_read_row(row, MOE_HIDDEN, sum);
   } else {
     for (size_t i = 0; i < MOE_HIDDEN; i++) {
       sum[i] += moe_get(row[i]);

@@ -105,11 +105,18 @@ static inline void moe_keep(MoeReal *x, const float *target, size_t n)
 
 #endif
 
-/* n values that lie elsewhere, stored. */
+/* n values that lie elsewhere, stored; and read. */
 static inline void moe_keep_row(MoeReal *x, const float *values, size_t n)
 {
   for (size_t i = 0; i < n; i++) {
     x[i] = moe_put(values[i]);
+  }
+}
+
+static inline void moe_read_row(const MoeReal *x, size_t n, float *values)
+{
+  for (size_t i = 0; i < n; i++) {
+    values[i] = moe_get(x[i]);
   }
 }
 

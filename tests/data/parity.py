@@ -85,8 +85,7 @@ def main():
     for flag in ("--moec", "--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
     args = parser.parse_args()
-    args.what, args.build = "data", ""
-    runner = Runner(args)
+    runner = Runner(args, "layouts-data")
     data = os.path.join(runner.work, "set")
     write_set(data)
     losses = []
@@ -98,8 +97,7 @@ def main():
             runner.failed.append(str(c))
             print(f"FAIL {c}\n{error}", flush=True)
         runner.done += 1
-    print(f"{runner.done - len(runner.failed)} passed, {len(runner.failed)} failed")
-    sys.exit(1 if runner.failed or not runner.done else 0)
+    runner.finish(f"{runner.done - len(runner.failed)} passed")
 
 
 if __name__ == "__main__":

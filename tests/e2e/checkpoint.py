@@ -22,11 +22,10 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import zlib
 
-from layouts import LAYOUT, MODEL, Runner, plan_of, spec_text
+from layouts import LAYOUT, MODEL, Runner, read, spec_text
 
 RTOL = 1e-5
 BATCH = 12
@@ -48,11 +47,6 @@ PAIRS = [("separate", "wide"), ("wide", "uneven"), ("uneven", "replicas"), ("rep
          ("separate", "megatron"), ("megatron", "dualpipe"), ("dualpipe", "separate")]
 SHAPED = ("uneven", "replicas", "dualpipe")  # these programs have two shapes, which take turns
 TURNS = "s:2,t:1"
-
-
-def read(path):
-    with open(path, "rb") as f:
-        return f.read()
 
 
 def write(path, content):
@@ -79,17 +73,13 @@ class Checkpoints(Runner):
         name = f"{plan}{'2' if shaped else ''}-{zlib.crc32(text.encode()):08x}"
         bundle = os.path.join(self.work, name)
         if not os.path.exists(bundle):
-            write(bundle + ".moespec", text.encode())
             quickly = ["--cflags=-O0"] if model else []
-            self.run(self.args.moec, "build", bundle + ".moespec", "-o", bundle, "-q", *quickly)
+            self.compile(text, "-q", *quickly, name=name)
         return Program(self, bundle, shaped)
 
     def expect(self, good, label, what=""):
         self.done += 1
-        if not good:
-            self.failed.append(label)
-            print(f"FAIL {label}: {what}", flush=True)
-        return good
+        return super().expect(good, label, what)
 
 
 class Program:
@@ -461,12 +451,9 @@ def main():
     parser.add_argument("--fault", help="what `faults` preloads")
     parser.add_argument("--long", type=int, default=0, help="steps of `pairs`, kills of `kill`; not 0: all of the others; 0: few")
     args = parser.parse_args()
-    args.build = f"checkpoint{args.long}"
-    os.makedirs(args.work, exist_ok=True)
-    runner = Checkpoints(args)
+    runner = Checkpoints(args, f"checkpoint{args.long}-{args.what}")
     cases[args.what](runner)
-    print(f"{runner.done} done, {len(runner.failed)} failed")
-    sys.exit(1 if runner.failed or not runner.done else 0)
+    runner.finish(f"{runner.done} done")
 
 
 if __name__ == "__main__":

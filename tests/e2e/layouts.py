@@ -121,10 +121,18 @@ train {{ dtype = {c['dtype']}; optimizer adamw {{ lr = 1e-3; betas = 0.9, 0.95; 
 """
 
 
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
 class Runner:
-    def __init__(self, args):
+    """Builds programs and runs them, in a folder of its own below args.work, and counts. options: more of `moec build`."""
+
+    def __init__(self, args, folder, options=()):
         self.args = args
-        self.work = os.path.join(args.work, "layouts-" + args.what + hashlib.sha1(args.build.encode()).hexdigest()[:6])
+        self.options = options
+        self.work = os.path.join(args.work, folder)
         shutil.rmtree(self.work, ignore_errors=True)
         os.makedirs(self.work)
         self.env = dict(os.environ, MOEC_CACHE=os.path.join(args.work, "objects"))
@@ -155,23 +163,31 @@ class Runner:
         return self.run(f"{bundle}/train", *init, "--data", self.token_file(c["vocab"]), "--format", "uint16", "--holdout", "0",
                         *more, env=env)
 
-    def build(self, c):
-        text = spec_text(c)
-        name = hashlib.sha1(text.encode()).hexdigest()[:12]
-        spec = os.path.join(self.work, name + ".moespec")
+    def compile(self, text, *options, name=None):
+        """Builds the spec `text`; returns its path, the bundle's, and what moec said."""
+        bundle = os.path.join(self.work, name or hashlib.sha1((text + str(options)).encode()).hexdigest()[:12])
+        spec = bundle + ".moespec"
         with open(spec, "w") as f:
             f.write(text)
-        bundle = os.path.join(self.work, name)
-        self.run(self.args.moec, "build", spec, "-o", bundle, *shlex.split(self.args.build))
-        return spec, bundle
+        return spec, bundle, self.run(self.args.moec, "build", spec, "-o", bundle, *options)
+
+    def build(self, c):
+        return self.compile(spec_text(c), *self.options)[:2]
+
+    def expect(self, good, label, what=""):
+        if not good:
+            self.failed.append(label)
+            print(f"FAIL {label}: {what}", flush=True)
+        return good
+
+    def finish(self, said):
+        print(f"{said}, {len(self.failed)} failed")
+        sys.exit(1 if self.failed or not self.done else 0)
 
     def reference(self, c, spec, bundle):
         """Weights, batch and gradients of the reference for what `bundle` trains on; shared by all layouts with the same."""
-        with open(bundle + ".batch", "rb") as f:
-            batch = f.read()
-        with open(bundle + ".weights", "rb") as f:
-            weights = f.read()
-        key = hashlib.sha1(batch + weights + f"{model_text(c)} {c['seq']}".encode()).hexdigest()
+        inputs = read(bundle + ".batch") + read(bundle + ".weights")
+        key = hashlib.sha1(inputs + f"{model_text(c)} {c['seq']}".encode()).hexdigest()
         if key not in self.references:
             grads = os.path.join(self.work, f"ref-{key[:12]}.safetensors")
             out = self.run(self.args.ref, "--config", spec, "--weights", bundle + ".weights", "--tokens", bundle + ".batch",
@@ -332,8 +348,7 @@ def repeat(runner):
         for extra in ({}, {}, {"MOE_POISON": "1"}, {"MOE_TEST_DELAY": "2000,5"}, {"MOE_TEST_SYNC_SEND": "1"}):
             runner.train(bundle, c, "--steps", "5", "--dump-weights", bundle + ".w", "--log", bundle + ".log",
                          env={**runner.env, **extra})
-            with open(bundle + ".w", "rb") as f:
-                weights = hashlib.sha1(f.read()).hexdigest()
+            weights = hashlib.sha1(read(bundle + ".w")).hexdigest()
             losses = tuple((x["loss"], x["grad_norm"]) for x in map(json.loads, open(bundle + ".log")) if "loss" in x)
             seen.add((weights, losses))
             if len(losses) != 5 or len(seen) != 1:
@@ -359,7 +374,7 @@ def main():
     parser.add_argument("--build", default="", help="more options for `moec build`")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     args = parser.parse_args()
-    runner = Runner(args)
+    runner = Runner(args, "layouts-" + args.what + hashlib.sha1(args.build.encode()).hexdigest()[:6], shlex.split(args.build))
     if args.what == "repeat":
         repeat(runner)
     else:
@@ -367,8 +382,7 @@ def main():
         cases = lists.get(args.what) or matrix(args.what.startswith("systems"))
         for c in pairwise(cases) if args.what in ("pairwise", "systems") else cases:
             runner.check(c)
-    print(f"{runner.done - len(runner.failed)} passed, {len(runner.failed)} failed")
-    sys.exit(1 if runner.failed or not runner.done else 0)
+    runner.finish(f"{runner.done - len(runner.failed)} passed")
 
 
 if __name__ == "__main__":

@@ -12,17 +12,15 @@ Tolerance as in layouts.py; of weights it is measured against the weights, of wh
 """
 
 import argparse
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 
-from layouts import LAYOUT, MIN_MARGIN, MODEL, RTOL, Runner, spec_text
+from layouts import LAYOUT, MIN_MARGIN, MODEL, RTOL, Runner, read, spec_text
 
 # The shapes of a program: seq, micro_batch, steps in a row, and how many sequences a step has more or fewer than the
 # layout's own number.
@@ -63,25 +61,7 @@ def text_of(c, shapes):
 
 class Shapes(Runner):
     def make(self, c, shapes, *options):
-        text = text_of(c, shapes)
-        name = hashlib.sha1((text + str(options)).encode()).hexdigest()[:12]
-        spec = os.path.join(self.work, name + ".moespec")
-        with open(spec, "w") as f:
-            f.write(text)
-        bundle = os.path.join(self.work, name)
-        said = self.run(self.args.moec, "build", spec, "-o", bundle, "-q", *options)
-        return spec, bundle, said
-
-    def expect(self, good, label, what):
-        if not good:
-            self.failed.append(label)
-            print(f"FAIL {label}: {what}", flush=True)
-        return good
-
-
-def read(path):
-    with open(path, "rb") as f:
-        return f.read()
+        return self.compile(text_of(c, shapes), "-q", *options)
 
 
 def parity_of(r, c, shapes):
@@ -250,12 +230,9 @@ def main():
     parser.add_argument("--compare")
     parser.add_argument("--seconds", type=float, default=0)
     args = parser.parse_args()
-    args.build = "shapes"
-    os.makedirs(args.work, exist_ok=True)
-    runner = Shapes(args)
+    runner = Shapes(args, "shapes-" + args.what)
     cases[args.what](runner)
-    print(f"{runner.done} done, {len(runner.failed)} failed")
-    sys.exit(1 if runner.failed or not runner.done else 0)
+    runner.finish(f"{runner.done} done")
 
 
 if __name__ == "__main__":

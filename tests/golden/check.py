@@ -17,7 +17,9 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SPECS = os.path.join(HERE, "..", "..", "specs", "models")
-NAMES = ("deepseek_moe", "gpt_oss", "qwen3_moe", "mixtral", "olmoe", "deepseek_v3", "kimi_k2")
+sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
+
+from layouts import PUBLISHED, Runner  # noqa: E402
 
 # The golden values are fp32 sums: rounding of 1e-7 per operation, a few hundred operations deep.
 LOSS, GRADS = 2e-5, "1e-4"
@@ -103,20 +105,9 @@ def relative(a, b):
     return (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
 
 
-class Checker:
-    def __init__(self, args):
-        self.args = args
-        self.env = dict(os.environ, MOEC_CACHE=os.path.join(args.work, "objects"))
-
-    def run(self, *command):
-        proc = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, env=self.env)
-        if proc.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}: exit code {proc.returncode}\n{proc.stdout.decode(errors='replace')}")
-        return proc.stdout.decode()
-
+class Checker(Runner):
     def check(self, name):
-        self.folder = os.path.join(self.args.work, f"golden-{self.args.what}-{name}")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = os.path.join(self.work, name)
         os.makedirs(self.folder)
         self.path = lambda file: os.path.join(self.folder, file)
         self.spec = os.path.join(SPECS, f"tiny_{name}.moespec")
@@ -231,18 +222,18 @@ def main():
     for flag in ("--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--moec")
-    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("names", nargs="*", default=tuple(PUBLISHED))
     args = parser.parse_intermixed_args()
-    checker, failed = Checker(args), 0
+    checker = Checker(args, f"golden-{args.what}")
     for name in args.names:
         print(name)
         try:
             checker.check(name)
         except (RuntimeError, OSError, KeyError, ValueError, subprocess.TimeoutExpired) as error:
             print(f"FAIL {name}: {error}")
-            failed += 1
-    print(f"{len(args.names) - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+            checker.failed.append(name)
+        checker.done += 1
+    checker.finish(f"{checker.done - len(checker.failed)} passed")
 
 
 if __name__ == "__main__":

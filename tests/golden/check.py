@@ -125,8 +125,15 @@ class Checker(Runner):
         if not error <= tolerance:
             raise RuntimeError(f"{what} {value} differs from the golden {golden} by more than {tolerance}")
 
-    def compare(self, mine):
-        out = self.run(self.args.compare, mine, self.path("golden-grads"), "--rtol", GRADS)
+    def hold_losses(self, step):
+        self.hold("loss", step["loss"], self.golden["loss"], LOSS)
+        self.hold("balance loss", step["balance_loss"], self.golden["balance_loss"], LOSS)
+
+    def compare(self):
+        """The gradients, without those of selection biases: they have none, and so no golden one."""
+        mine = {k: v for k, v in read_tensors(self.path("grads")).items() if "e_score_correction_bias" not in k}
+        write_tensors(self.path("own-grads"), mine)
+        out = self.run(self.args.compare, self.path("own-grads"), self.path("golden-grads"), "--rtol", GRADS)
         print("  gradients:", out.strip().splitlines()[-1])
 
     def ref(self, name):
@@ -140,14 +147,12 @@ class Checker(Runner):
         out = self.run(self.args.ref, "--config", self.spec, "--weights", self.path("weights"), "--tokens",
                        self.path("tokens"), "--grads", self.path("grads"), "--logits", self.path("logits"))
         step = json.loads(out.splitlines()[0])
-        self.hold("loss", step["loss"], self.golden["loss"], LOSS)
-        self.hold("balance loss", step["balance_loss"], self.golden["balance_loss"], LOSS)
+        self.hold_losses(step)
         error = relative(read_tensors(self.path("logits"))["logits"][1], self.tensors["logits"][1])
         print(f"  logits: error {error:.2g}")
         if not error <= LOSS:
             raise RuntimeError(f"logits differ from the golden ones by {error}")
-        self.drop_selection_bias()
-        self.compare(self.path("grads"))
+        self.compare()
 
     def train(self, name, spec):
         """One step of a bundle that begins with the published files. The order of samples differs, but not what is summed
@@ -164,11 +169,9 @@ class Checker(Runner):
 
     def cpu(self, name):
         step = self.train(name, self.spec)
-        self.hold("loss", step["loss"], self.golden["loss"], LOSS)
-        self.hold("balance loss", step["balance_loss"], self.golden["balance_loss"], LOSS)
+        self.hold_losses(step)
         self.selection_bias(name)
-        self.drop_selection_bias()
-        self.compare(self.path("grads"))
+        self.compare()
 
     def selection_bias(self, name):
         """What stands for its gradient is each expert's choices, and from them it moves by 0.001 towards the mean."""
@@ -209,11 +212,6 @@ class Checker(Runner):
               f"{ratio[len(ratio) * 9 // 10]:.2f}")
         if not (every <= 2 and ratio[len(ratio) * 9 // 10] <= 2):
             raise RuntimeError("bf16 gradients are more than twice as far off as PyTorch's")
-
-    def drop_selection_bias(self):
-        """It has no gradient, and so no golden one."""
-        mine = read_tensors(self.path("grads"))
-        write_tensors(self.path("grads"), {k: v for k, v in mine.items() if "e_score_correction_bias" not in k})
 
 
 def main():

@@ -63,13 +63,10 @@ def rows(path, first=0):
 class Checkpoints(Runner):
     def make(self, plan, shaped=False, **model):
         c = {**MODEL, **LAYOUT, **SMALL, **PLANS[plan], **model}
-        text = spec_text(c)
         shapes = f"shape s {{ seq = 16; micro_batch = 1; global_batch = {BATCH} }}"
         if shaped:
             shapes += f" shape t {{ seq = 9; micro_batch = 1; global_batch = {BATCH} }}"
-        text = re.sub(r"shape s \{.*\}", shapes, text)
-        if c["router"] == "sigmoid_bias":
-            text = re.sub(r"balance \{.*?\}", "balance { kind = bias; rate = 1e-4 }", text)
+        text = spec_text(c, shapes)
         name = f"{plan}{'2' if shaped else ''}-{zlib.crc32(text.encode()):08x}"
         bundle = os.path.join(self.work, name)
         if not os.path.exists(bundle):

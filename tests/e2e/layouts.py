@@ -96,6 +96,7 @@ def published_model(name):
 def model_text(c):
     if c["published"]:
         return published_model(c["published"])
+    balance = "kind = bias; rate = 1e-4" if c["router"] == "sigmoid_bias" else f"kind = sequence; coef = {c['coef']}"
     only = f"route_only = {c['route_only']}" if c["route_only"] else ""
     capacity = f"capacity = {c['capacity']}" if c["capacity"] else ""
     return f"""model m {{
@@ -104,18 +105,20 @@ def model_text(c):
               rope {{ theta = 1e4 }} }}
   moe {{ experts = {c['experts']}; top_k = {c['top_k']}; hidden = {c['ffn']}; router = {c['router']}
         {only} {capacity}
-        balance {{ kind = sequence; coef = {c['coef']} }} }}
+        balance {{ {balance} }} }}
 }}"""
 
 
-def spec_text(c):
+def spec_text(c, shapes=""):
+    """A spec; shapes: in place of the one that the layout says."""
     plan, batch = plan_of(c)
+    shapes = shapes or f"shape s {{ seq = {c['seq']}; micro_batch = {c['micro_batch']}; global_batch = {batch} }}"
     return f"""
 gpu g {{ flops = 50 GFLOPS; memory = 4 GiB; hbm = 10 GB/s; launch = 2 us }}
 node n {{ gpu = g; gpus = 64; nics = 64; nvlink = 4 GB/s; nic = 4 GB/s; nvlink_latency = 5 us; nic_latency = 5 us }}
 {model_text(c)}
 cluster c {{ nodes = 1; node = n }}
-shape s {{ seq = {c['seq']}; micro_batch = {c['micro_batch']}; global_batch = {batch} }}
+{shapes}
 train {{ dtype = {c['dtype']}; optimizer adamw {{ lr = 1e-3; betas = 0.9, 0.95; weight_decay = 0.1; clip = 1.0 }} seed = 7 }}
 {plan}
 """

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import time
 
-from layouts import LAYOUT, MIN_MARGIN, MODEL, RTOL, Runner, read, spec_text
+from layouts import LAYOUT, MIN_MARGIN, MODEL, RTOL, Runner, plan_of, read, spec_text
 
 # The shapes of a program: seq, micro_batch, steps in a row, and how many sequences a step has more or fewer than the
 # layout's own number.
@@ -52,11 +52,11 @@ def order_of(shapes, steps):
 
 def text_of(c, shapes):
     """The layout's spec with these shapes. A step of a shape has as many micro-batches as the layout says."""
-    text = spec_text({**MODEL, **LAYOUT, **c})
-    batch = int(re.search(r"global_batch = (\d+)", text).group(1))
+    c = {**MODEL, **LAYOUT, **c}
+    batch = plan_of(c)[1]
     lines = "\n".join(f"shape s{i} {{ seq = {seq}; micro_batch = {mb}; global_batch = {batch * mb + more} }}"
                       for i, (seq, mb, _, more) in enumerate(shapes))
-    return re.sub(r"shape s \{.*\}", lines, text)
+    return spec_text(c, lines)
 
 
 class Shapes(Runner):

@@ -344,6 +344,12 @@ static int chan_slots(const MemIn *in)
   return in->work > 0 ? at_least(in->chunks, 2) : PLAN_CHAN_SLOTS;
 }
 
+int memory_under_way(const MemIn *in)
+{
+  int layers = in->att_moe + in->att_dense, n = layers > 0 ? at_least(2 * in->live / layers - 1, 1) : 1;
+  return n < in->micro_batches ? n : in->micro_batches;
+}
+
 static void memory_att(const Spec *spec, const MemIn *in, int roles, MemoryTerms *m)
 {
   int holders = in->own_ranks * in->replicas * ways(in), dense = spec->model.dense.layers;
@@ -363,10 +369,10 @@ static void memory_att(const Spec *spec, const MemIn *in, int roles, MemoryTerms
   }
 
   int64_t saved = (in->live > 0 ? in->live : (int64_t)in->in_flight * layers) + (in->head ? 1 : 0);
-  int64_t dense_saved = in->live == 0       ? (int64_t)in->in_flight * in->att_dense
-                        : in->under_way > 0 ? (int64_t)in->under_way * in->att_dense
-                        : in->att_dense > 0 ? in->live
-                                            : 0;
+  int64_t dense_saved = (int64_t)(in->live > 0 ? memory_under_way(in) : in->in_flight) * in->att_dense;
+  if (in->live > 0 && in->work > 0) { /* an order of stages: any of its slots may be a dense layer's */
+    dense_saved = in->att_dense > 0 ? in->live : 0;
+  }
   int64_t work = in->work > 0 ? in->work + 1 : PLAN_WORK_SLOTS; /* rows of a PIPE stay a moment longer */
   if (in->slots) {
     saved = in->slots->att_saved;

@@ -25,7 +25,6 @@ typedef struct MemIn {
   OptShard shard; /* never OPT_SHARD_AUTO */
   int in_flight;
   int live;              /* slots for a layer's micro-batch that must be kept; 0: in_flight for each layer */
-  int under_way;         /* micro-batches that may have slots at once; 0: any of them may be a dense layer's */
   const MemSlots *slots; /* or NULL: what the plan must have room for. With them messages do not count. */
   int own_ranks;         /* of the group itself */
   int work;              /* slots of work that its order needs; 0: PLAN_WORK_SLOTS, and PLAN_CHAN_SLOTS for messages */
@@ -45,6 +44,10 @@ typedef struct MemIn {
 
 /* All terms, total and limit of a rank with the given roles. */
 void memory_terms(const Spec *, const MemIn *, int roles, MemoryTerms *);
+
+/* Micro-batches that may be under way where in.live slots, not micro-batches, are dealt out: on the mean each has half
+   of its own taken. */
+int memory_under_way(const MemIn *);
 
 /* One slot of a message that the rank receives; of exchanges of gradients 0. */
 int64_t memory_message(const Spec *, const MemIn *, MoeEdge);

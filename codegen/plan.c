@@ -41,22 +41,20 @@ static void explain(Diag *diag, const Spec *spec, const Shortage *s)
 /* ---- completion ---- */
 
 /* Bytes on the fullest rank of a group if it had so many saved slots on each side. */
-static int64_t need_with(const Spec *spec, const Plan *plan, PlanGroup *g, int live)
+static int64_t need_with(const Spec *spec, const PlanGroup *g, MemIn in, int live)
 {
-  int had = g->live;
-  g->live = live;
-  MemIn in = plan_mem_in(spec, plan, g, 1);
-  g->live = had;
+  in.live = live;
   return memory_need(spec, &in, g->role);
 }
 
 /* The most slots that fit, up to `most`; 0: not even one. */
-static int slots_that_fit(const Spec *spec, const Plan *plan, PlanGroup *g, int most)
+static int slots_that_fit(const Spec *spec, const Plan *plan, const PlanGroup *g, int most)
 {
+  MemIn in = plan_mem_in(spec, plan, g, 1);
   int fit = 0, not = most + 1;
   while (not -fit > 1) {
     int middle = fit == 0 && not > most ? most : fit + (not -fit) / 2;
-    bool fits = need_with(spec, plan, g, middle) <= spec->cluster.gpu.memory;
+    bool fits = need_with(spec, g, in, middle) <= spec->cluster.gpu.memory;
     fit = fits ? middle : fit;
     not = fits ? not : middle;
   }
@@ -74,8 +72,9 @@ bool plan_save(const Spec *spec, Plan *plan, int group, int64_t bytes)
 {
   PlanGroup *g = &plan->groups[group];
   int layers = most_layers(spec, plan, group);
-  int64_t most = need_with(spec, plan, g, g->live) - bytes;
-  while (g->live >= layers && need_with(spec, plan, g, g->live) > most) {
+  MemIn in = plan_mem_in(spec, plan, g, 1);
+  int64_t most = need_with(spec, g, in, g->live) - bytes;
+  while (g->live >= layers && need_with(spec, g, in, g->live) > most) {
     g->live--;
   }
   int whole = g->live / layers, least = spec->plan.in_flight < plan->micro_batches ? spec->plan.in_flight : 1;
@@ -104,7 +103,8 @@ bool plan_set_in_flight(Diag *diag, const Spec *spec, Plan *plan)
   plan->in_flight = cap;
   if (cap < (pinned > 0 ? want : 1)) {
     int least = pinned > 0 ? want : 1;
-    int64_t need = need_with(spec, plan, tight, least * of_tight), have = spec->cluster.gpu.memory;
+    MemIn in = plan_mem_in(spec, plan, tight, 1);
+    int64_t need = need_with(spec, tight, in, least * of_tight), have = spec->cluster.gpu.memory;
     diag_error(
         diag, plan_span(spec, pinned > 0 ? "in_flight" : NULL),
         "no plan: %d micro-batch%s in flight need%s %lld bytes on a rank of group %s%d, its GPU has %lld (%lld too "

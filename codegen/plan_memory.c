@@ -127,22 +127,13 @@ static void count_peers(const Spec *spec, const Plan *plan, const PlanGroup *g, 
   }
 }
 
-/* Micro-batches that may be under way where slots, not micro-batches, are dealt out: on the mean each has half of its
-   own taken. */
-static int under_way(const Plan *plan, const MemIn *in)
-{
-  int layers = in->att_moe + in->att_dense, n = layers > 0 ? 2 * in->live / layers - 1 : 0;
-  n = n < 1 ? 1 : n;
-  return n < plan->micro_batches ? n : plan->micro_batches;
-}
-
 int plan_under_way(const Spec *spec, const Plan *plan)
 {
   int least = plan->micro_batches;
   for (int i = 0; i < plan->n_groups; i++) {
     MemIn in = plan_mem_in(spec, plan, &plan->groups[i], plan->in_flight);
     in.live = plan_saved(spec, plan, i, PLAN_A);
-    int n = in.att_dense > 0 ? under_way(plan, &in) : least;
+    int n = in.att_dense > 0 ? memory_under_way(&in) : least;
     least = n < least ? n : least;
   }
   return least;
@@ -177,7 +168,6 @@ MemIn plan_mem_in(const Spec *spec, const Plan *plan, const PlanGroup *g, int in
   count_layers(spec, plan, g, &in);
   count_peers(spec, plan, g, &in);
   grow(&in.ffn_ranks, 1); /* a group of dense layers alone meets no FFN rank */
-  in.under_way = plan->n_stages == 0 && g->live > 0 ? under_way(plan, &in) : 0;
   if (g->role & PLAN_F) {
     grow(&in.ffn_ranks, g->n_ranks);
     in.experts = plan_ffn_experts(spec, g);

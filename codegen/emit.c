@@ -12,6 +12,7 @@
 #include "codegen/params.h"
 #include "codegen/plan_shape.h"
 #include "codegen/rope.h"
+#include "lang/units.h"
 
 /* What the schedule's rows and the kernels' interface need, next to the templates. */
 static const char *const contract[] = {"buckets.def", "edges.def",    "moe_bundle.h", "moe_kernels.h", "moe_layout.h",
@@ -19,26 +20,17 @@ static const char *const contract[] = {"buckets.def", "edges.def",    "moe_bundl
 
 /* ---- one header of sizes ---- */
 
-/* Shortest text that reads back as the same double and that C takes for one. */
-static const char *real_text(char text[32], double value)
+/* Text that C takes for a double. */
+static const char *c_real(char text[REAL_MAX], double value)
 {
-  for (int digits = 1; digits <= 17; digits++) {
-    snprintf(text, 32, "%.*g", digits, value);
-    if (strtod(text, NULL) == value) {
-      break;
-    }
-  }
-  if (!strpbrk(text, ".e")) {
-    strcat(text, ".0");
-  }
-  return text;
+  return strpbrk(real_text(text, value), ".e") ? text : strcat(text, ".0");
 }
 
 void emit_config(const Spec *spec, FILE *out)
 {
   const ModelSpec *m = &spec->model;
-  char text[32];
-#define real(value) real_text(text, (value))
+  char text[REAL_MAX];
+#define real(value) c_real(text, (value))
   fprintf(
       out,
       "/* Sizes of one model, as macros, written by moec. The copy among the templates is that of specs/tiny.moespec,\n"
@@ -179,8 +171,8 @@ static void emit_params(const ParamTables *tables, FILE *out)
 
 static void emit_real(FILE *out, const char *field, double value)
 {
-  char text[32];
-  fprintf(out, "  .%s = %s,\n", field, real_text(text, value));
+  char text[REAL_MAX];
+  fprintf(out, "  .%s = %s,\n", field, c_real(text, value));
 }
 
 /* A C string literal of any bytes. */

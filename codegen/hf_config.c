@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "codegen/hf_keys.h"
+#include "lang/units.h"
 
 typedef struct Text {
   FILE *to;
@@ -17,21 +18,15 @@ static void key(Text *t, const char *name)
   t->comma = ",";
 }
 
-/* The shortest number that reads back as x; with a point or an exponent, since readers tell reals from integers. */
+/* With a point or an exponent, since readers tell reals from integers. */
 static void real(FILE *out, double x)
 {
-  char text[40];
+  char text[REAL_MAX];
   if (x == floor(x) && fabs(x) < 1e15) {
     fprintf(out, "%.1f", x);
-    return;
+  } else {
+    fputs(real_text(text, x), out);
   }
-  for (int digits = 1; digits <= 17; digits++) {
-    snprintf(text, sizeof text, "%.*g", digits, x);
-    if (strtod(text, NULL) == x) {
-      break;
-    }
-  }
-  fputs(text, out);
 }
 
 static void put_int(Text *t, const char *name, int64_t value)

@@ -61,21 +61,14 @@ static const void *base_of(const Bases *bases, BlockId block)
   }
 }
 
-/* The shortest text that reads back as x. */
 static void print_real(FILE *out, double x)
 {
-  char text[40];
-  if (x == (double)(int64_t)x && x < 1e16) {
+  char text[REAL_MAX];
+  if (x < 1e16 && x == (double)(int64_t)x) {
     fprintf(out, "%.0f", x);
-    return;
+  } else {
+    fputs(real_text(text, x), out);
   }
-  for (int digits = 1; digits <= 17; digits++) {
-    snprintf(text, sizeof text, "%.*g", digits, x);
-    if (strtod(text, NULL) == x) {
-      break;
-    }
-  }
-  fputs(text, out);
 }
 
 static void print_ints(FILE *out, const int *list, int n)

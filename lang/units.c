@@ -3,6 +3,7 @@
 #include "lang/units.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -206,6 +207,17 @@ NumStatus number_read(const char *digits, const Unit *unit, Number *number)
   }
   number->overflow = !number->exact && whole && number->d >= 9.2e18;
   return NUM_OK;
+}
+
+char *real_text(char text[REAL_MAX], double x)
+{
+  for (int digits = 1; digits <= 17; digits++) {
+    snprintf(text, REAL_MAX, "%.*g", digits, x);
+    if (strtod(text, NULL) == x) {
+      break;
+    }
+  }
+  return text;
 }
 
 Number number_of(int64_t i)

@@ -39,6 +39,10 @@ typedef enum NumStatus { NUM_OK, NUM_SYNTAX, NUM_LEADING_ZERO, NUM_HUGE, NUM_TIN
 /* digits: "12", "0.5", "1e-6"; unit may be NULL. */
 NumStatus number_read(const char *digits, const Unit *unit, Number *);
 
+/* The shortest text that reads back as the same double: "0.1", "1e+04". Returns `text`. */
+enum { REAL_MAX = 32 };
+char *real_text(char text[REAL_MAX], double);
+
 Number number_of(int64_t);
 Number number_neg(Number);
 Number number_add(Number, Number); /* same dimension */

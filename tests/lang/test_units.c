@@ -87,6 +87,29 @@ static void wrong_digits_are_refused(void **state)
   assert_int_equal(number_read("0e999999999999999999999999", NULL, &number), NUM_OK);
 }
 
+static void shortest_text_reads_back(void **state)
+{
+  (void)state;
+  static const struct {
+    double x;
+    const char *text;
+  } cases[] = {{0, "0"},
+               {0.1, "0.1"},
+               {1.0 / 3, "0.3333333333333333"},
+               {10000, "1e+04"},
+               {-2.5, "-2.5"},
+               {1e-6, "1e-06"},
+               {0.1 + 0.2, "0.30000000000000004"},
+               {1e300, "1e+300"},
+               {12345, "12345"},
+               {-2.2250738585072014e-308, "-2.2250738585072014e-308"}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char text[REAL_MAX];
+    assert_string_equal(real_text(text, cases[i].x), cases[i].text);
+    assert_true(strtod(text, NULL) == cases[i].x);
+  }
+}
+
 static void arithmetic(void **state)
 {
   (void)state;
@@ -116,10 +139,13 @@ static void rates_and_divisions(void **state)
 
 int main(void)
 {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(integers_are_exact),       cmocka_unit_test(units_are_exact),
-      cmocka_unit_test(fractions_are_not),        cmocka_unit_test(too_large_is_told_from_fractions),
-      cmocka_unit_test(wrong_digits_are_refused), cmocka_unit_test(arithmetic),
-      cmocka_unit_test(rates_and_divisions)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(integers_are_exact),
+                                     cmocka_unit_test(units_are_exact),
+                                     cmocka_unit_test(fractions_are_not),
+                                     cmocka_unit_test(too_large_is_told_from_fractions),
+                                     cmocka_unit_test(wrong_digits_are_refused),
+                                     cmocka_unit_test(shortest_text_reads_back),
+                                     cmocka_unit_test(arithmetic),
+                                     cmocka_unit_test(rates_and_divisions)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

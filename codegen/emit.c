@@ -12,6 +12,7 @@
 #include "codegen/params.h"
 #include "codegen/plan_shape.h"
 #include "codegen/rope.h"
+#include "lang/printed.h"
 #include "lang/units.h"
 
 /* What the schedule's rows and the kernels' interface need, next to the templates. */
@@ -192,13 +193,12 @@ static void emit_string(FILE *out, const char *field, const char *value)
 
 static void emit_keys(FILE *out, const char *field, void (*print)(const Spec *, FILE *), const Spec *spec)
 {
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
-  print(spec, mem);
-  fclose(mem);
-  emit_string(out, field, text);
-  free(text);
+  Printed keys;
+  printed_open(&keys);
+  print(spec, keys.to);
+  fflush(keys.to);
+  emit_string(out, field, keys.text);
+  printed_drop(&keys);
 }
 
 static void emit_bundle_row(const Shape *shape, const ParamTables *tables, uint64_t hash, FILE *out)
@@ -315,23 +315,22 @@ static void emit_tables(Arena *arena, const Shape *shape, FILE *out)
   ParamTables tables;
   Spec small = emu_small_spec(shape->spec);
   params_build(arena, shape->emu ? &small : shape->spec, shape->plan, &tables);
-  char *body = NULL;
-  size_t n_body = 0;
-  FILE *mem = open_memstream(&body, &n_body);
-  emit_groups(shape, mem);
-  emit_shared(arena, shape, &tables, mem);
+  Printed body;
+  printed_open(&body);
+  emit_groups(shape, body.to);
+  emit_shared(arena, shape, &tables, body.to);
   if (shape->emu) {
-    emit_emu_tables(arena, shape->spec, shape->plan, shape->sched, mem);
+    emit_emu_tables(arena, shape->spec, shape->plan, shape->sched, body.to);
   }
-  fclose(mem);
+  fflush(body.to);
   banner(shape->spec, out, "groups, channels, buckets and parameters");
   fprintf(out, "#include \"moe_bundle.h\"\n\n");
-  fwrite(body, 1, n_body, out);
+  fwrite(body.text, 1, body.n, out);
   if (shape->next) {
     fprintf(out, "extern const MoeBundle moe_bundle%s;\n\n", shape->next->suffix);
   }
-  emit_bundle_row(shape, &tables, fnv1a(shape->spec->hash, body, n_body), out);
-  free(body);
+  emit_bundle_row(shape, &tables, fnv1a(shape->spec->hash, body.text, body.n), out);
+  printed_drop(&body);
 }
 
 /* ---- files ---- */
@@ -350,13 +349,10 @@ static void add_file(FileList *list, const char *path, const char *bytes, size_t
   b->files[b->n_files++] = (BundleFile){path, bytes, n};
 }
 
-/* Moves a memory stream's text into the arena and adds it. */
-static void add_stream(FileList *list, FILE *stream, char **text, size_t *n, const char *path)
+static void add_printed(FileList *list, Printed *p, const char *path)
 {
-  fclose(stream);
-  add_file(list, path, arena_strndup(list->arena, *text, *n), *n);
-  free(*text);
-  *text = NULL;
+  printed_keep(p, list->arena);
+  add_file(list, path, p->text, p->n);
 }
 
 static bool add_copy(FileList *list, const char *folder, const char *name)
@@ -367,19 +363,18 @@ static bool add_copy(FileList *list, const char *folder, const char *name)
     diag_error(list->diag, (Span){0}, "cannot read %s: %s", path, strerror(errno));
     return false;
   }
-  char *text = NULL;
-  size_t n = 0;
-  FILE *out = open_memstream(&text, &n);
+  Printed copy;
+  printed_open(&copy);
   char block[16384];
   for (size_t got; (got = fread(block, 1, sizeof block, in)) > 0;) {
-    fwrite(block, 1, got, out);
+    fwrite(block, 1, got, copy.to);
   }
   bool ok = !ferror(in);
   if (!ok) {
     diag_error(list->diag, (Span){0}, "cannot read %s: %s", path, strerror(errno));
   }
   fclose(in);
-  add_stream(list, out, &text, &n, arena_strndup(list->arena, name, strlen(name)));
+  add_printed(list, &copy, arena_strndup(list->arena, name, strlen(name)));
   return ok;
 }
 
@@ -421,16 +416,15 @@ static int by_path(const void *a, const void *b)
 /* A shape's own files. */
 static void add_shape(FileList *list, const Shape *shape)
 {
-  char *text = NULL;
-  size_t n = 0;
+  Printed file;
   for (int g = 0; g < shape->plan->n_groups; g++) {
-    FILE *out = open_memstream(&text, &n);
-    emit_ops(shape, g, out);
-    add_stream(list, out, &text, &n, arena_printf(list->arena, "moe_ops%s_%d.c", shape->suffix, g));
+    printed_open(&file);
+    emit_ops(shape, g, file.to);
+    add_printed(list, &file, arena_printf(list->arena, "moe_ops%s_%d.c", shape->suffix, g));
   }
-  FILE *out = open_memstream(&text, &n);
-  emit_tables(list->arena, shape, out);
-  add_stream(list, out, &text, &n, arena_printf(list->arena, "moe_tables%s.c", shape->suffix));
+  printed_open(&file);
+  emit_tables(list->arena, shape, file.to);
+  add_printed(list, &file, arena_printf(list->arena, "moe_tables%s.c", shape->suffix));
 }
 
 typedef struct Program {
@@ -461,11 +455,10 @@ static bool make_bundle(Arena *arena, Diag *diag, const Program *p, const char *
                         .emu = p->emu};
   }
   if (!p->emu) {
-    char *text = NULL;
-    size_t n = 0;
-    FILE *out = open_memstream(&text, &n);
-    emit_config(p->spec, out);
-    add_stream(&list, out, &text, &n, "moe_config.h");
+    Printed file;
+    printed_open(&file);
+    emit_config(p->spec, file.to);
+    add_printed(&list, &file, "moe_config.h");
   }
   for (int i = 0; i < p->n; i++) {
     add_shape(&list, &shapes[i]);

@@ -1,10 +1,10 @@
 /* A model as config.json. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codegen/hf_keys.h"
+#include "lang/printed.h"
 #include "lang/units.h"
 
 typedef struct Text {
@@ -256,9 +256,9 @@ const char *hf_config_text(Arena *arena, const Spec *spec, const char **why)
     *why = arena_printf(arena, "family %s %s", hf_family_name(family), missing);
     return NULL;
   }
-  char *text = NULL;
-  size_t n = 0;
-  Text t = {open_memstream(&text, &n), ""};
+  Printed printed;
+  printed_open(&printed);
+  Text t = {printed.to, ""};
   fputc('{', t.to);
   key(&t, "architectures");
   fprintf(t.to, "[\"%s\"]", hf_family_class(family));
@@ -274,8 +274,5 @@ const char *hf_config_text(Arena *arena, const Spec *spec, const char **why)
   put_real(&t, "attention_dropout", 0);
   put_text(&t, "torch_dtype", spec->train.dtype == DTYPE_BF16 ? "bfloat16" : "float32");
   fputs("\n}\n", t.to);
-  fclose(t.to);
-  const char *kept = arena_strndup(arena, text, n);
-  free(text);
-  return kept;
+  return printed_keep(&printed, arena);
 }

@@ -3,12 +3,11 @@
 #define CODEGEN_LISTENER_H
 
 #include "lang/diag.h"
+#include "lang/printed.h"
 
 typedef struct Listener {
   Diag *diag;
-  FILE *out;
-  char *text;
-  size_t n;
+  Printed out;
 } Listener;
 
 Listener *listener_new(Arena *);

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -105,26 +104,11 @@ bool output_replace(Arena *arena, Diag *diag, const char *path, const void *byte
   return ok || output_fail(diag, "write", path);
 }
 
-void output_begin(Output *o)
+bool output_finish(Printed *p, Arena *arena, Diag *diag, const char *path)
 {
-  *o = (Output){0};
-  o->to = open_memstream(&o->text, &o->n);
-  if (!o->to) {
-    die("out of memory");
-  }
-}
-
-void output_drop(Output *o)
-{
-  fclose(o->to);
-  free(o->text);
-}
-
-bool output_finish(Output *o, Arena *arena, Diag *diag, const char *path)
-{
-  fflush(o->to);
-  bool ok = output_replace(arena, diag, path, o->text, o->n);
-  output_drop(o);
+  fflush(p->to);
+  bool ok = output_replace(arena, diag, path, p->text, p->n);
+  printed_drop(p);
   return ok;
 }
 

@@ -4,10 +4,10 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdio.h>
 
 #include "lang/arena.h"
 #include "lang/diag.h"
+#include "lang/printed.h"
 
 /* Replaces `path`, or creates it. A link stays and the file that it names is replaced, with the mode that it had, or
    created; a device or a pipe is written where it is. Reports what fails; the old file is then as it was. */
@@ -16,15 +16,8 @@ bool output_replace(Arena *, Diag *, const char *path, const void *bytes, size_t
 /* Whether output_replace() could write there, for work that takes long before it does. Reports what is in the way. */
 bool output_check(Arena *, Diag *, const char *path);
 
-/* A file in the making: all that is printed to `to` is what output_finish() puts in its place by output_replace(). */
-typedef struct Output {
-  FILE *to;
-  char *text;
-  size_t n;
-} Output;
-void output_begin(Output *);
-bool output_finish(Output *, Arena *, Diag *, const char *path);
-void output_drop(Output *);
+/* Puts what was printed in its place by output_replace(), and drops it. */
+bool output_finish(Printed *, Arena *, Diag *, const char *path);
 
 /* Writes a file that nobody reads yet, such as one in a temporary folder. */
 bool output_write(Diag *, const char *path, const void *bytes, size_t n);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "codegen/plan_int.h"
+#include "lang/printed.h"
 
 static bool has_layer(const Spec *spec, const Plan *plan, const PlanGroup *g, int layer)
 {
@@ -193,18 +194,15 @@ void plan_print(const Spec *spec, const Plan *plan, FILE *out)
           "weights", "gradients", "optimizer", "activat.", "buffers", "workspace", "total");
   for (int i = 0; i < plan->n_groups; i++) {
     const PlanGroup *g = &plan->groups[i];
-    char name[32], span[32], *layers = NULL;
-    size_t size = 0;
-    FILE *text = open_memstream(&layers, &size);
-    if (!text) {
-      die("out of memory");
-    }
-    print_layers(spec, plan, g, text);
-    fclose(text);
+    char name[32], span[32];
+    Printed layers;
+    printed_open(&layers);
+    print_layers(spec, plan, g, layers.to);
+    fflush(layers.to);
     snprintf(name, sizeof name, "%s%d", plan_role_letters(g->role), g->index);
     snprintf(span, sizeof span, g->n_ranks > 1 ? "%d..%d" : "%d", g->first_rank, g->first_rank + g->n_ranks - 1);
-    fprintf(out, "%-6s %-9s %4d  %-28s", name, span, g->nics, layers);
-    free(layers);
+    fprintf(out, "%-6s %-9s %4d  %-28s", name, span, g->nics, layers.text);
+    printed_drop(&layers);
     const MemoryTerms *m = &g->memory;
     const int64_t terms[] = {m->weights, m->gradients, m->optimizer, m->activations,
                              m->buffers, m->workspace, m->total};

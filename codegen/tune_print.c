@@ -1,8 +1,8 @@
 /* Candidates as text: a whole spec, its plan block, one line. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "codegen/tune.h"
+#include "lang/printed.h"
 
 static Spec with_pins(const Spec *spec, const TuneCandidate *c)
 {
@@ -22,17 +22,13 @@ void tune_print_spec(const Spec *spec, const TuneCandidate *c, const char *comme
 void tune_print_pins(const Spec *spec, const TuneCandidate *c, FILE *out)
 {
   Spec pinned = with_pins(spec, c);
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
-  if (!mem) {
-    die("out of memory");
-  }
-  spec_print(&pinned, mem);
-  fclose(mem);
-  const char *plan = strstr(text, "\nplan {"); /* the last block */
+  Printed whole;
+  printed_open(&whole);
+  spec_print(&pinned, whole.to);
+  fflush(whole.to);
+  const char *plan = strstr(whole.text, "\nplan {"); /* the last block */
   fputs(plan ? plan + 1 : "", out);
-  free(text);
+  printed_drop(&whole);
 }
 
 /* "2 x 3", "3 + 1" */

@@ -301,13 +301,11 @@ bool tune_trial(Arena *arena, Diag *diag, const Spec *spec, const TuneOptions *o
     return output_fail(diag, "create", folder);
   }
   unlink(at.log);
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
-  tune_print_spec(spec, t->what, "a trial of moec tune", mem);
-  fclose(mem);
-  bool ok = output_write(diag, at.spec, text, n) && (o->emu || write_tokens(diag, spec, at.tokens));
-  free(text);
+  Printed pinned;
+  printed_open(&pinned);
+  tune_print_spec(spec, t->what, "a trial of moec tune", pinned.to);
+  printed_keep(&pinned, arena);
+  bool ok = output_write(diag, at.spec, pinned.text, pinned.n) && (o->emu || write_tokens(diag, spec, at.tokens));
   if (!ok) {
     return false;
   }

@@ -1,7 +1,6 @@
 /* Verb calibrate: a hardware library from traces. */
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codegen/calibrate.h"
@@ -91,21 +90,18 @@ static void print_kept(const CalFit *fit, const ClusterSpec *c, FILE *out)
 /* The gpu and node blocks of a printed spec, under new names. */
 static void print_blocks(const Spec *spec, const char *name, FILE *out)
 {
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
-  if (!mem) {
-    die("out of memory");
-  }
-  spec_print(spec, mem);
-  fclose(mem);
-  const char *gpu = strstr(text, "\ngpu "), *node = strstr(text, "\nnode "), *cluster = strstr(text, "\ncluster ");
+  Printed whole;
+  printed_open(&whole);
+  spec_print(spec, whole.to);
+  fflush(whole.to);
+  const char *gpu = strstr(whole.text, "\ngpu "), *node = strstr(whole.text, "\nnode "),
+             *cluster = strstr(whole.text, "\ncluster ");
   if (!gpu || !node || !cluster) {
     die("a printed spec has no gpu, node and cluster");
   }
   const char *brace = strchr(node, '{');
   fprintf(out, "%.*s\n\nnode %s_node %.*s\n", (int)(node - gpu), gpu, name, (int)(cluster - brace), brace);
-  free(text);
+  printed_drop(&whole);
 }
 
 static void print_library(const Calibration *cal, const Spec *fitted, const CalFit *fit, const char *name, FILE *out)
@@ -161,8 +157,8 @@ int verb_calibrate(Compile *c)
     print_library(&cal, &fitted, &fit, name, stdout);
     return 0;
   }
-  Output file;
-  output_begin(&file);
+  Printed file;
+  printed_open(&file);
   print_library(&cal, &fitted, &fit, name, file.to);
   return output_finish(&file, c->arena, c->diag, o->out) ? 0 : EXIT_BAD_SPEC;
 }

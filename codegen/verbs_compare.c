@@ -53,10 +53,10 @@ static bool sweeps_shapes(const SweepPoint *point)
 
 static bool write_page(Compile *c, const Comparison *comparison)
 {
-  Output file;
-  output_begin(&file);
+  Printed file;
+  printed_open(&file);
   if (!page_print(c->arena, c->diag, comparison, c->install->home, file.to)) {
-    output_drop(&file);
+    printed_drop(&file);
     return false;
   }
   return output_finish(&file, c->arena, c->diag, c->options->html);

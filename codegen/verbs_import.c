@@ -92,13 +92,12 @@ static const char *formatted(Compile *c, const char *path, const char *text, siz
   if (!ast || !spec_build(c->arena, c->diag, ast, &spec)) {
     return NULL;
   }
-  char *usual = NULL;
-  FILE *mem = open_memstream(&usual, n_p);
-  ast_print(ast, mem);
-  fclose(mem);
-  const char *kept = arena_strndup(c->arena, usual, *n_p);
-  free(usual);
-  return kept;
+  Printed usual;
+  printed_open(&usual);
+  ast_print(ast, usual.to);
+  printed_keep(&usual, c->arena);
+  *n_p = usual.n;
+  return usual.text;
 }
 
 int verb_import(Compile *c)
@@ -116,13 +115,11 @@ int verb_import(Compile *c)
   if (!text || !hf_import(c->arena, c->diag, path, text, n, &import)) {
     return EXIT_BAD_SPEC;
   }
-  char *raw = NULL;
-  FILE *mem = open_memstream(&raw, &n);
-  hf_import_print(&import, path, library_path(c, out), nodes_for(&import), mem);
-  fclose(mem);
-  text = arena_strndup(c->arena, raw, n);
-  free(raw);
-  text = formatted(c, out ? out : "spec.moespec", text, n, &n);
+  Printed raw;
+  printed_open(&raw);
+  hf_import_print(&import, path, library_path(c, out), nodes_for(&import), raw.to);
+  printed_keep(&raw, c->arena);
+  text = formatted(c, out ? out : "spec.moespec", raw.text, raw.n, &n);
   if (!text) {
     return EXIT_BAD_SPEC;
   }

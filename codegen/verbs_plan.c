@@ -101,8 +101,8 @@ int verb_plan(Compile *c)
     joint_free(&joint);
   }
   if (!code && o->svg) {
-    Output svg;
-    output_begin(&svg);
+    Printed svg;
+    printed_open(&svg);
     plan_roofline_svg(&c->spec, plans, n, svg.to);
     code = output_finish(&svg, c->arena, c->diag, o->svg) ? 0 : EXIT_BAD_SPEC;
   }
@@ -120,8 +120,8 @@ static bool write_to(Compile *c, const char *path, Printer *print)
   if (!path) {
     return true;
   }
-  Output file;
-  output_begin(&file);
+  Printed file;
+  printed_open(&file);
   print(&c->spec, &c->result.plan, &c->result.sched, file.to);
   return output_finish(&file, c->arena, c->diag, path);
 }

@@ -1,5 +1,4 @@
 /* Verbs that stop at the Spec: check, fmt, keys; and how all others get one. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "codegen/cli.h"
@@ -59,12 +58,11 @@ int verb_fmt(Compile *c)
   if (!ast) {
     return EXIT_BAD_SPEC;
   }
-  char *text = NULL;
-  size_t n = 0;
-  FILE *mem = open_memstream(&text, &n);
-  ast_print(ast, mem);
-  fclose(mem);
-  bool same = n == ast->length && memcmp(text, ast->text, n) == 0;
+  Printed usual;
+  printed_open(&usual);
+  ast_print(ast, usual.to);
+  printed_keep(&usual, c->arena);
+  bool same = usual.n == ast->length && memcmp(usual.text, ast->text, usual.n) == 0;
   int code = 0;
   if (o->check) {
     code = same ? 0 : EXIT_BAD_SPEC;
@@ -72,11 +70,10 @@ int verb_fmt(Compile *c)
       diag_error(c->diag, (Span){0}, "%s is not in the usual layout (moec fmt -w writes it)", o->file);
     }
   } else if (!o->write) {
-    fwrite(text, 1, n, stdout);
-  } else if (!same && !output_replace(c->arena, c->diag, o->file, text, n)) {
+    fwrite(usual.text, 1, usual.n, stdout);
+  } else if (!same && !output_replace(c->arena, c->diag, o->file, usual.text, usual.n)) {
     code = EXIT_BAD_SPEC;
   }
-  free(text);
   return code;
 }
 

@@ -125,8 +125,8 @@ static int conclude(Compile *c, const TuneResult *r)
   if (!out) {
     return 0;
   }
-  Output file;
-  output_begin(&file);
+  Printed file;
+  printed_open(&file);
   const char *comment =
       arena_printf(c->arena, "%s with the plan that moec tune measured to be the fastest: %s", c->options->file, words);
   tune_print_spec(&c->spec, best, comment, file.to);

@@ -1,8 +1,8 @@
 /* A Spec as text that reads back as the same Spec, and its hash. Both walk keys.def. */
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "lang/printed.h"
 #include "lang/spec_keys.h"
 
 /* The structs that keys.def's offsets are within, filled from a Spec. */
@@ -285,22 +285,17 @@ void spec_print_model(const Spec *spec, FILE *out)
 
 void spec_print(const Spec *spec, FILE *out)
 {
-  char *text = NULL;
-  size_t n = 0;
-  FILE *plain = open_memstream(&text, &n);
-  if (!plain) {
-    die("out of memory");
-  }
-  print_blocks(spec, plain);
-  fclose(plain);
   Arena *arena = arena_new();
-  AstFile *file = ast_parse_text(arena, diag_new(arena, stderr), "a printed spec", text, n, false, NULL, 0);
+  Printed plain;
+  printed_open(&plain);
+  print_blocks(spec, plain.to);
+  const char *text = printed_keep(&plain, arena);
+  AstFile *file = ast_parse_text(arena, diag_new(arena, stderr), "a printed spec", text, plain.n, false, NULL, 0);
   if (!file) {
     die("a printed spec does not parse");
   }
   ast_print(file, out);
   arena_free(arena);
-  free(text);
 }
 
 /* ---- what a checkpoint depends on ---- */

@@ -128,7 +128,7 @@ int64_t cost_bucket_elems(const Spec *spec, MoeBucketKind kind, int layer, int e
 
 /* ---- routing ---- */
 
-/* Chance that k distinct choices of n all miss a set of e: C(n - e, k) / C(n, k), with real e. */
+/* Chance that k distinct choices of n all miss a set of e: C(n - e, k) / C(n, k). */
 static double miss(double n, double e, int k)
 {
   double p = 1;
@@ -136,11 +136,6 @@ static double miss(double n, double e, int k)
     p *= max2(0, n - e - i) / (n - i);
   }
   return p;
-}
-
-double cost_distinct(int experts, int parts, int k)
-{
-  return parts * (1 - miss(experts, (double)experts / parts, k));
 }
 
 int cost_routable(const Spec *spec)

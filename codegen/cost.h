@@ -33,10 +33,6 @@ typedef struct MsgCost {
 } MsgCost;
 MsgCost cost_msg(const Spec *, const Plan *, MoeEdge, int layer);
 
-/* Distinct parts of `parts` equal ones that a token with k distinct experts of E touches on average under uniform
-   routing: g (1 - C(E - E/g, k) / C(E, k)). */
-double cost_distinct(int experts, int parts, int k);
-
 /* Elements of a bucket: parameters that one holder keeps. experts: experts on the rank (EXPERTS only). */
 int64_t cost_bucket_elems(const Spec *, MoeBucketKind, int layer, int experts);
 

@@ -323,20 +323,10 @@ int plan_nics(const Plan *plan, int role)
   return n;
 }
 
-static int64_t gpu_of(const Plan *plan, int rank)
-{
-  int own = rank % plan->replica_ranks;
-  return (int64_t)rank - own + plan->seat[own];
-}
-
 int plan_node_of(const Plan *plan, int rank)
 {
-  return (int)(gpu_of(plan, rank) / plan->ranks_per_node);
-}
-
-int plan_gpu_of(const Plan *plan, int rank)
-{
-  return (int)(gpu_of(plan, rank) % plan->ranks_per_node);
+  int own = rank % plan->replica_ranks;
+  return (int)(((int64_t)rank - own + plan->seat[own]) / plan->ranks_per_node);
 }
 
 int plan_node_begin(const Plan *plan, const PlanGroup *g, int replica, int node)

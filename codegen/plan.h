@@ -107,10 +107,9 @@ const char *plan_role_name(int role);
 /* NICs of the groups of a role, by the first rank that uses each: one shared by two groups counts once. */
 int plan_nics(const Plan *, int role);
 
-/* Node of a rank of the whole plan, and its GPU there; first member of a group in a replica on that node or a later
-   one, n_ranks if none. */
+/* Node of a rank of the whole plan; first member of a group in a replica on that node or a later one, n_ranks if none.
+ */
 int plan_node_of(const Plan *, int rank);
-int plan_gpu_of(const Plan *, int rank);
 int plan_node_begin(const Plan *, const PlanGroup *, int replica, int node);
 
 /* Direction of a micro-batch; groups of a layer in a direction. */

@@ -393,7 +393,7 @@ static void check_spread(const Plan *plan, int role, const int *wanted, int node
       int rank = group->first_rank + r;
       on[plan_node_of(plan, rank)]++;
       assert_true(r == 0 || plan_node_of(plan, rank) >= plan_node_of(plan, rank - 1));
-      assert_in_range(plan_gpu_of(plan, rank), 0, plan->ranks_per_node - 1);
+      assert_in_range(plan->seat[rank], 0, plan->replica_ranks - 1);
     }
   }
   for (int node = 0; node < nodes; node++) {

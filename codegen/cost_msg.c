@@ -5,6 +5,7 @@
  */
 #include <math.h>
 
+#include "codegen/arith.h"
 #include "codegen/cost_terms.h"
 #include "runtime/moe_layout.h"
 
@@ -82,11 +83,6 @@ static void add_port(const Spec *spec, const PlanGroup *g, Load load, Port *busi
     double ns = load.nic / (c->nic * share * reached(&c->nic_bytes, load.nic, load.far)) * 1e9;
     busiest->nic = ns > busiest->nic ? ns : busiest->nic;
   }
-}
-
-static int64_t max64(int64_t a, int64_t b)
-{
-  return a > b ? a : b;
 }
 
 static MsgCost finish(double bytes, double nic_bytes, Port src, Port dst, double latency)

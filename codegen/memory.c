@@ -32,11 +32,6 @@ static int64_t piece(double n, int64_t size)
   return (int64_t)moe_align64((size_t)((int64_t)n * size));
 }
 
-static int64_t max64(int64_t a, int64_t b)
-{
-  return a > b ? a : b;
-}
-
 /* Positions of the largest chunk of a sequence. */
 static int64_t chunk_seq(const MemIn *in)
 {

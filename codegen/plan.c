@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "codegen/arith.h"
 #include "codegen/plan_int.h"
 #include "lang/spec_keys.h"
 #include "runtime/moe_layout.h"
@@ -118,18 +119,13 @@ bool plan_set_in_flight(Diag *diag, const Spec *spec, Plan *plan)
   return true;
 }
 
-static int64_t max3(int64_t a, int64_t b, int64_t c)
-{
-  return a > b ? (a > c ? a : c) : (b > c ? b : c);
-}
-
 /* Roofline of the two sides for one layer and micro-batch, forward: compute or the busiest port, whichever is more. */
 void plan_set_sides(const Spec *spec, Plan *plan)
 {
   int l = spec->model.dense.layers;
   MsgCost dispatch = cost_msg(spec, plan, MOE_EDGE_DISPATCH, l), combine = cost_msg(spec, plan, MOE_EDGE_COMBINE, l);
-  plan->t_att_ns = (double)max3(cost_op_ns(spec, plan, MOE_OP_ATT_FWD, l), dispatch.src_ns, combine.dst_ns);
-  plan->t_ffn_ns = (double)max3(cost_op_ns(spec, plan, MOE_OP_FFN_FWD, l), dispatch.dst_ns, combine.src_ns);
+  plan->t_att_ns = (double)max64(cost_op_ns(spec, plan, MOE_OP_ATT_FWD, l), max64(dispatch.src_ns, combine.dst_ns));
+  plan->t_ffn_ns = (double)max64(cost_op_ns(spec, plan, MOE_OP_FFN_FWD, l), max64(dispatch.dst_ns, combine.src_ns));
   if (cost_relayed(plan, l)) {
     MsgCost forward = cost_msg(spec, plan, MOE_EDGE_FORWARD, l), gather = cost_msg(spec, plan, MOE_EDGE_GATHER, l);
     plan->t_ffn_ns = fmax(plan->t_ffn_ns, (double)(forward.dst_ns + gather.dst_ns));

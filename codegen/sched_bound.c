@@ -2,6 +2,7 @@
    saved slots of a group hold only so many of its layers at once; and a resource does one thing at a time: whatever set
    of its uses one takes, it cannot begin before the earliest of them can, and something follows the one that happens to
    be last. Resources are the compute of a group, each of its ports, and the link of an ordered pair of groups. */
+#include "codegen/arith.h"
 #include "codegen/sched_int.h"
 
 #include <stdlib.h>
@@ -128,11 +129,6 @@ static void collect_pair(Bound *b, int src, int dst, bool node, int64_t times)
       add_use(b, id, task_ns(net, id) - latency, latency, times);
     }
   }
-}
-
-static int64_t max64(int64_t a, int64_t b)
-{
-  return a > b ? a : b;
 }
 
 /* ---- the opening ---- */

@@ -3,10 +3,12 @@
 
   overlap.py --moec MOEC --work DIR [--serial]
 
-The spec gives attention and FFN about equal work. A first run without paced links measures the FFN rank's compute time C
-per step; the second paces every port so that the rank's M2N transfers, laid end to end, take 40 % of transfers plus
-compute. Every compute op lasts SCALE times its own CPU time, so two processes on two cores, and their progress threads,
-behave like four cores' worth. From the measured trace of the FFN rank:
+The spec gives FFN about twice the work of attention, so that what the FFN rank waits for can only be its transfers; beside
+an equal attention rank its idle time would follow from that rank's pace, and the share below from the machine's load.
+A first run without paced links measures the FFN rank's compute time C per step; the second paces every port so that the
+rank's M2N transfers, laid end to end, take 40 % of transfers plus compute. Every compute op lasts SCALE times its own CPU
+time, so two processes on two cores, and their progress threads, behave like four cores' worth. From the measured trace of
+the FFN rank:
   - some moment has a send, a receive and a compute op at once;
   - at least 80 % of the time in which an M2N transfer is under way, compute is under way too.
 The best of RUNS attempts counts: other load on the machine can only make overlap look worse. With --serial the same
@@ -31,7 +33,7 @@ gpu g { flops = 50 GFLOPS; memory = 4 GiB; hbm = 10 GB/s; launch = 2 us }
 node n { gpu = g; gpus = 2; nics = 2; nvlink = 200 MB/s; nic = 200 MB/s; nvlink_latency = 5 us; nic_latency = 5 us }
 model m { layers = 4;  hidden = 128;  vocab = 256;  norm_eps = 1e-6
   attention { heads = 4;  kv_heads = 2;  head_dim = 32;  qk_norm = head;  rope { theta = 1e4 } }
-  moe       { experts = 8;  top_k = 2;  hidden = 192;  router = softmax_renorm } }
+  moe       { experts = 8;  top_k = 2;  hidden = 384;  router = softmax_renorm } }
 cluster c { nodes = 1;  node = n }
 shape s { seq = 256;  micro_batch = 1;  global_batch = 16 }
 train { dtype = fp32;  optimizer adamw { lr = 3e-3 }  seed = 1 }

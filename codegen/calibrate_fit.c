@@ -8,7 +8,7 @@
 #include "codegen/calibrate.h"
 #include "codegen/median.h"
 
-enum { ROUNDS = 60, SWEEPS = 4000, N_CLASSES = 4 };
+enum { ROUNDS = 60, SWEEPS = 4000, N_CLASSES = 6 };
 
 static const double outlier = 0.25; /* relative error from which on an op's weight falls */
 
@@ -70,8 +70,10 @@ typedef struct Fit {
 /* FLOPs of an op in a class and the size that its rate depends on. */
 static double flops_of(const Work *w, int class, double *size)
 {
-  const double flops[N_CLASSES] = {w->gemm, w->grouped, w->attention, w->attention_back};
-  const double sizes[N_CLASSES] = {w->rows, w->expert_rows, (double)w->seq, (double)w->seq};
+  const double flops[N_CLASSES] = {w->gemm,           w->grouped,       w->attention,
+                                   w->attention_back, w->grouped_dgrad, w->grouped_wgrad};
+  const double sizes[N_CLASSES] = {w->rows,        w->expert_rows, (double)w->seq,
+                                   (double)w->seq, w->expert_rows, w->expert_rows};
   *size = sizes[class] >= 1 ? sizes[class] : 1;
   return flops[class];
 }
@@ -185,7 +187,8 @@ static double refine(Arena *arena, const Fit *f, const double *share, double *x)
 /* First guesses: the given description, with memory so much faster or slower than it says. */
 static void guess(const Fit *f, const GpuSpec *gpu, double memory, double *x)
 {
-  const double share[N_CLASSES] = {gpu->eff_gemm, gpu->eff_grouped, gpu->eff_attention, gpu->eff_attention};
+  const double share[N_CLASSES] = {gpu->eff_gemm,      gpu->eff_grouped, gpu->eff_attention,
+                                   gpu->eff_attention, gpu->eff_grouped, gpu->eff_grouped};
   double scale = 0;
   for (int k = 0; k < N_CLASSES; k++) {
     for (int i = 0; i < f->classes[k].n; i++) {
@@ -216,6 +219,22 @@ static void set_class(const Class *c, const double *x, double *constant, Curve *
   curve->n = c->n > 1 ? c->n : 0;
 }
 
+/* Mean over the sizes that both classes have of how much faster the second is; `otherwise` if there are none. */
+static double relative_rate(const Class *forward, const Class *c, const double *x, double otherwise)
+{
+  double sum = 0;
+  int n = 0;
+  for (int i = 0; i < c->n; i++) {
+    for (int k = 0; k < forward->n; k++) {
+      if (forward->sizes[k] == c->sizes[i]) {
+        sum += log(x[forward->first + k] / x[c->first + i]);
+        n++;
+      }
+    }
+  }
+  return n ? fmin(10, exp(sum / n)) : otherwise;
+}
+
 static void fit_compute(Arena *arena, const Calibration *cal, GpuSpec *gpu, CalFit *out)
 {
   static const double guesses[] = {1, 0.1, 10};
@@ -241,6 +260,8 @@ static void fit_compute(Arena *arena, const Calibration *cal, GpuSpec *gpu, CalF
   set_class(&f.classes[0], best, &gpu->eff_gemm, &gpu->eff_gemm_rows, gpu->flops);
   set_class(&f.classes[1], best, &gpu->eff_grouped, &gpu->eff_grouped_rows, gpu->flops);
   set_class(&f.classes[2], best, &gpu->eff_attention, &gpu->eff_attention_seq, gpu->flops);
+  gpu->eff_grouped_dgrad = relative_rate(&f.classes[1], &f.classes[4], best, gpu->eff_grouped_dgrad);
+  gpu->eff_grouped_wgrad = relative_rate(&f.classes[1], &f.classes[5], best, gpu->eff_grouped_wgrad);
   double back = gpu->eff_attention;
   set_class(&f.classes[3], best, &back, &gpu->eff_attention_back_seq, gpu->flops);
   if (f.classes[3].n == 1) { /* there is no constant for it alone */
@@ -321,9 +342,19 @@ static double digits(double x)
 static void round_all(ClusterSpec *c)
 {
   GpuSpec *gpu = &c->gpu;
-  double *const numbers[] = {&gpu->flops,         &gpu->hbm,        &gpu->launch_ns, &gpu->eff_gemm,
-                             &gpu->eff_grouped,   &gpu->eff_memory, &c->nvlink,      &c->nic,
-                             &gpu->eff_attention, &c->nvlink_ns,    &c->nic_ns};
+  double *const numbers[] = {&gpu->flops,
+                             &gpu->hbm,
+                             &gpu->launch_ns,
+                             &gpu->eff_gemm,
+                             &gpu->eff_grouped,
+                             &gpu->eff_memory,
+                             &c->nvlink,
+                             &c->nic,
+                             &gpu->eff_attention,
+                             &c->nvlink_ns,
+                             &c->nic_ns,
+                             &gpu->eff_grouped_dgrad,
+                             &gpu->eff_grouped_wgrad};
   Curve *const curves[] = {&gpu->eff_gemm_rows, &gpu->eff_grouped_rows, &gpu->eff_attention_seq,
                            &gpu->eff_attention_back_seq};
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {

@@ -203,12 +203,23 @@ static double share(const Curve *curve, double constant, double x)
   return curve->n == 0 ? constant : x > 0 ? curve_at(curve, x) : best;
 }
 
+double work_flops(Work w)
+{
+  return w.gemm + w.grouped + w.grouped_dgrad + w.grouped_wgrad + w.attention + w.attention_back;
+}
+
+double work_grouped(const Spec *spec, Work w)
+{
+  const GpuSpec *gpu = &spec->cluster.gpu;
+  return w.grouped + w.grouped_dgrad / gpu->eff_grouped_dgrad + w.grouped_wgrad / gpu->eff_grouped_wgrad;
+}
+
 double work_flop_ns(const Spec *spec, Work w)
 {
   const GpuSpec *gpu = &spec->cluster.gpu;
   double seq = (double)w.seq;
   return (w.gemm / share(&gpu->eff_gemm_rows, gpu->eff_gemm, w.rows) +
-          w.grouped / share(&gpu->eff_grouped_rows, gpu->eff_grouped, w.expert_rows) +
+          work_grouped(spec, w) / share(&gpu->eff_grouped_rows, gpu->eff_grouped, w.expert_rows) +
           w.attention / share(&gpu->eff_attention_seq, gpu->eff_attention, seq) +
           w.attention_back / share(&gpu->eff_attention_back_seq, gpu->eff_attention, seq)) /
          gpu->flops * 1e9;
@@ -296,8 +307,11 @@ Work work_ffn(const Spec *spec, MoeOpKind kind, double rows, double pairs, doubl
               Recompute recompute)
 {
   double h = spec->model.hidden, f = spec->model.moe.hidden, fs = spec->model.moe.shared, b = cost_elem_bytes(spec);
+  double products = 6 * pairs * h * f;
   Work w = {.gemm = 6 * home * h * fs,
-            .grouped = 6 * pairs * h * f,
+            .grouped = kind == MOE_OP_FFN_FWD ? products : 0,
+            .grouped_dgrad = kind == MOE_OP_FFN_DGRAD ? products : 0,
+            .grouped_wgrad = kind == MOE_OP_FFN_WGRAD ? products : 0,
             .rows = home,
             .expert_rows = experts > 0 ? pairs / experts : 0};
   double acts = b * (3 * rows * h + pairs * (2 * h + 3 * f) + home * 3 * fs);
@@ -473,7 +487,7 @@ static double given_ns(const Spec *spec, const Plan *plan, MoeOpKind kind)
 OpWork cost_op_work(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
 {
   Work w = cost_op_terms(spec, plan, kind, layer);
-  return (OpWork){.flops = w.gemm + w.grouped + w.attention + w.attention_back, .bytes = w.bytes};
+  return (OpWork){.flops = work_flops(w), .bytes = w.bytes};
 }
 
 int64_t cost_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)

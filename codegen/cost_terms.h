@@ -9,6 +9,7 @@
    depends on. A size of 0 is not known: the best rate of the class, so that times are bounds from below. */
 typedef struct Work {
   double gemm, grouped, attention, attention_back;
+  double grouped_dgrad, grouped_wgrad;
   double bytes;             /* of memory traffic */
   double rows, expert_rows; /* of a dense product, and of one expert's */
   int64_t seq;              /* of the attention core */
@@ -16,6 +17,8 @@ typedef struct Work {
 
 double work_ns(const Spec *, Work);      /* roofline plus one launch */
 double work_flop_ns(const Spec *, Work); /* FLOPs at their sustained rates alone */
+double work_grouped(const Spec *, Work); /* forward products of experts that take as long as all of theirs here */
+double work_flops(Work);                 /* of all classes */
 
 /* kind: ATT_FWD, ATT_DGRAD or ATT_WGRAD, the dense FFN of a dense layer included; HEAD; EMBED_FWD, EMBED_WGRAD.
    seqs: sequences on the rank. */

@@ -249,7 +249,7 @@ static void init_bounds(Listing *s)
     }
     for (int i = 0; i < 3; i++) {
       Work w = work_ffn(s->spec, ops[i], 0, t * m->moe.top_k, 0, t, 0, (Recompute)r);
-      ffn.grouped += w.grouped;
+      ffn.grouped += work_grouped(s->spec, w);
       ffn.gemm += w.gemm;
     }
     for (int p = 1; p <= layers; p++) {

@@ -111,6 +111,7 @@ typedef struct GpuSpec {
   double launch_ns; /* per kernel */
   /* sustained share of the peak, by class of op */
   double eff_gemm, eff_grouped, eff_attention, eff_memory;
+  double eff_grouped_dgrad, eff_grouped_wgrad; /* relative to forward */
   /* instead of the constants, where given */
   Curve eff_gemm_rows;          /* by rows (tokens) of the product */
   Curve eff_grouped_rows;       /* by rows per expert */

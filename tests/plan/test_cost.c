@@ -107,6 +107,26 @@ static void backward_is_split(void **state)
   }
 }
 
+/* Gradients' products count the same FLOPs and take as much longer as the hardware says; what is computed again is
+   forward work. */
+static void rates_of_expert_gradients(void **state)
+{
+  (void)state;
+  ShapeSpec shape;
+  Spec even = large_spec(&shape, 16), spec = even;
+  spec.cluster.gpu.eff_grouped_dgrad = 0.5;
+  spec.cluster.gpu.eff_grouped_wgrad = 1.25;
+  static const double longer[] = {1, 2, 1 / 1.25}, again[] = {1, (2 * 6 + 4) / 10., 1 / 1.25};
+  static const MoeOpKind kinds[] = {MOE_OP_FFN_FWD, MOE_OP_FFN_DGRAD, MOE_OP_FFN_WGRAD};
+  for (int i = 0; i < 3; i++) {
+    Work w = work_ffn(&spec, kinds[i], 1000, 8000, 125, 0, 0, RECOMPUTE_NONE);
+    close_to(work_flops(w), 6.0 * 8000 * spec.model.hidden * spec.model.moe.hidden, 1e-12);
+    close_to(work_flop_ns(&spec, w), longer[i] * work_flop_ns(&even, w), 1e-12);
+    w = work_ffn(&spec, kinds[i], 1000, 8000, 125, 0, 0, RECOMPUTE_SELECTIVE);
+    close_to(work_flop_ns(&spec, w), again[i] * work_flop_ns(&even, w), 1e-12);
+  }
+}
+
 /* Of `parts` equal parts of the experts, those that a token with k of them touches on average. */
 static double distinct(int experts, int parts, int k)
 {
@@ -212,15 +232,11 @@ static void ports_are_consistent(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(parameters_match_publishers),
-      cmocka_unit_test(buckets_hold_the_model),
-      cmocka_unit_test(flops_match_table),
-      cmocka_unit_test(window_counts_pairs),
-      cmocka_unit_test(backward_is_split),
-      cmocka_unit_test(distinct_destinations),
-      cmocka_unit_test(touch_is_exact),
-      cmocka_unit_test(dedup_saves_traffic),
-      cmocka_unit_test(ports_are_consistent),
+      cmocka_unit_test(parameters_match_publishers), cmocka_unit_test(buckets_hold_the_model),
+      cmocka_unit_test(flops_match_table),           cmocka_unit_test(window_counts_pairs),
+      cmocka_unit_test(backward_is_split),           cmocka_unit_test(rates_of_expert_gradients),
+      cmocka_unit_test(distinct_destinations),       cmocka_unit_test(touch_is_exact),
+      cmocka_unit_test(dedup_saves_traffic),         cmocka_unit_test(ports_are_consistent),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -144,8 +144,9 @@ static double experts_ns(const Spec *s, int n, double tokens)
 {
   int e = ceil_div(s->model.moe.experts, n);
   double h = s->model.hidden;
-  return 3 * rate_ns(s, 6 * tokens / n * h * s->model.moe.shared,
-                     6 * tokens * fullest_pairs(s, e) * h * s->model.moe.hidden, 0);
+  double grouped = 6 * tokens * fullest_pairs(s, e) * h * s->model.moe.hidden; /* of each of the three */
+  double dgrad = grouped / s->cluster.gpu.eff_grouped_dgrad, wgrad = grouped / s->cluster.gpu.eff_grouped_wgrad;
+  return rate_ns(s, 3 * 6 * tokens / n * h * s->model.moe.shared, grouped + dgrad + wgrad, 0);
 }
 
 /* ---- traffic ---- */
@@ -519,6 +520,8 @@ static Spec random_spec(unsigned long long *seed, ShapeSpec *shape)
   s.cluster.nic_ns = 1000.0 * in_range(seed, 0, 20);
   s.model.layers = in_range(seed, 1, 5);
   s.model.dense.layers = s.model.layers > 1 && in_range(seed, 0, 3) == 0 ? 1 : 0;
+  s.cluster.gpu.eff_grouped_dgrad = 1 - 0.125 * (s.model.layers % 3);
+  s.cluster.gpu.eff_grouped_wgrad = 1 + 0.25 * (s.model.layers % 2);
   s.model.dense.hidden = 300;
   s.model.moe.experts = in_range(seed, 2, 9);
   s.model.moe.top_k = in_range(seed, 1, s.model.moe.experts < 4 ? s.model.moe.experts : 4);

@@ -37,6 +37,8 @@ void mk_spec(const MkPlan *mk, Spec *spec)
                      .launch_ns = 5000,
                      .eff_gemm = 0.7,
                      .eff_grouped = 0.6,
+                     .eff_grouped_dgrad = 1,
+                     .eff_grouped_wgrad = 1,
                      .eff_attention = 0.5,
                      .eff_memory = 0.85};
   spec->train.dtype = DTYPE_BF16;

@@ -65,11 +65,13 @@ static const ClusterSpec first = {.gpus = 8,
                                           .launch_ns = 1000,
                                           .eff_gemm = 0.7,
                                           .eff_grouped = 0.6,
+                                          .eff_grouped_dgrad = 1,
+                                          .eff_grouped_wgrad = 1,
                                           .eff_attention = 0.5,
                                           .eff_memory = 0.8}};
 
 /* Rates per ns that the ops below really had. */
-enum { N_OPS = 7 };
+enum { N_OPS = 9 };
 static void make_ops(CalOp ops[N_OPS], int run, double rows)
 {
   const Work works[N_OPS] = {{.gemm = 1e9, .bytes = 1e5, .rows = rows},
@@ -78,11 +80,14 @@ static void make_ops(CalOp ops[N_OPS], int run, double rows)
                              {.grouped = 8e9, .bytes = 1e6, .expert_rows = 64},
                              {.bytes = 1e8},
                              {.bytes = 2e3},
-                             {.gemm = 1e6, .bytes = 5e7, .rows = rows}};
+                             {.gemm = 1e6, .bytes = 5e7, .rows = rows},
+                             {.grouped = 4e9, .grouped_dgrad = 8e9, .bytes = 1e6, .expert_rows = 64},
+                             {.grouped_wgrad = 8e9, .bytes = 1e6, .expert_rows = 64}};
   double gemm = rows > 100 ? 500 : 250; /* FLOP per ns */
   for (int i = 0; i < N_OPS; i++) {
     const Work *w = &works[i];
     double flops = w->gemm / gemm + w->grouped / 200 + w->attention / 100 + w->attention_back / 80;
+    flops += w->grouped_dgrad / 160 + w->grouped_wgrad / 300;
     ops[i] = (CalOp){.run = run, .kind = MOE_OP_ATT_FWD, .work = *w, .n = 10, .ns = fmax(flops, w->bytes / 40) + 700};
   }
 }
@@ -90,6 +95,8 @@ static void make_ops(CalOp ops[N_OPS], int run, double rows)
 static void check_fit(const ClusterSpec *c, double relative)
 {
   assert_near(c->gpu.eff_grouped * c->gpu.flops, 200e9, relative);
+  assert_near(c->gpu.eff_grouped_dgrad, 0.8, relative);
+  assert_near(c->gpu.eff_grouped_wgrad, 1.5, relative);
   assert_near(c->gpu.eff_attention * c->gpu.flops, 100e9, relative);
   assert_int_equal(c->gpu.eff_attention_back_seq.n, 1);
   assert_near(c->gpu.eff_attention_back_seq.y[0] * c->gpu.flops, 80e9, relative);

@@ -6,24 +6,31 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A function that kernels on a device call as well. */
+#ifdef __CUDACC__
+#define MOE_FN static inline __host__ __device__
+#else
+#define MOE_FN static inline
+#endif
+
 /* Part i of n of `count` things in contiguous parts whose sizes differ by at most one. */
-static inline int64_t moe_part_begin(int64_t count, int64_t n, int64_t i)
+MOE_FN int64_t moe_part_begin(int64_t count, int64_t n, int64_t i)
 {
   return count * i / n;
 }
 
-static inline int64_t moe_part_size(int64_t count, int64_t n, int64_t i)
+MOE_FN int64_t moe_part_size(int64_t count, int64_t n, int64_t i)
 {
   return moe_part_begin(count, n, i + 1) - moe_part_begin(count, n, i);
 }
 
-static inline int64_t moe_part_max(int64_t count, int64_t n)
+MOE_FN int64_t moe_part_max(int64_t count, int64_t n)
 {
   return (count + n - 1) / n;
 }
 
 /* The part that holds thing x; the inverse of the above. Requires 0 <= x < count. */
-static inline int64_t moe_part_of(int64_t count, int64_t n, int64_t x)
+MOE_FN int64_t moe_part_of(int64_t count, int64_t n, int64_t x)
 {
   int64_t i = x * n / count;
   while (moe_part_begin(count, n, i) > x) {
@@ -37,7 +44,7 @@ static inline int64_t moe_part_of(int64_t count, int64_t n, int64_t x)
 
 /* Sequences of micro-batch `mb` of one replica: the step's global batch is dealt to replicas in contiguous parts, each
    replica's part to its micro-batches in runs of `mb_seqs`; the last run may be short or empty (a ragged tail). */
-static inline int64_t moe_mb_seqs(int64_t global_batch, int64_t replicas, int64_t replica, int64_t mb_seqs, int64_t mb)
+MOE_FN int64_t moe_mb_seqs(int64_t global_batch, int64_t replicas, int64_t replica, int64_t mb_seqs, int64_t mb)
 {
   int64_t mine = moe_part_size(global_batch, replicas, replica);
   int64_t left = mine - mb * mb_seqs;
@@ -45,14 +52,14 @@ static inline int64_t moe_mb_seqs(int64_t global_batch, int64_t replicas, int64_
 }
 
 /* Index within the global batch of the first sequence of that micro-batch. */
-static inline int64_t moe_mb_first(int64_t global_batch, int64_t replicas, int64_t replica, int64_t mb_seqs, int64_t mb)
+MOE_FN int64_t moe_mb_first(int64_t global_batch, int64_t replicas, int64_t replica, int64_t mb_seqs, int64_t mb)
 {
   return moe_part_begin(global_batch, replicas, replica) + mb * mb_seqs;
 }
 
 /* Direction of a micro-batch: with two ways the first half of the micro-batches (the larger one) goes way 0, the rest
    way 1. */
-static inline int32_t moe_way(int32_t ways, int32_t micro_batches, int32_t mb)
+MOE_FN int32_t moe_way(int32_t ways, int32_t micro_batches, int32_t mb)
 {
   return ways > 1 && mb >= (micro_batches + 1) / 2;
 }
@@ -63,8 +70,7 @@ typedef enum MoeDedup { MOE_DEDUP_RANK, MOE_DEDUP_NODE, MOE_DEDUP_FLAT } MoeDedu
 
 /* Things that part i of n has in common with the run [first, first + size), from *begin_p on: the sequences of a PIPE
    message between a rank that holds that run and rank i of the other group. */
-static inline int64_t moe_part_overlap(int64_t count, int64_t n, int64_t i, int64_t first, int64_t size,
-                                       int64_t *begin_p)
+MOE_FN int64_t moe_part_overlap(int64_t count, int64_t n, int64_t i, int64_t first, int64_t size, int64_t *begin_p)
 {
   int64_t begin = moe_part_begin(count, n, i);
   int64_t end = moe_part_begin(count, n, i + 1);
@@ -95,17 +101,17 @@ typedef struct MoePair {
   float weight;    /* routing weight, as used */
 } MoePair;
 
-static inline uint32_t moe_stamp(uint32_t step, uint32_t chunk, uint32_t layer, uint32_t mb, uint32_t edge)
+MOE_FN uint32_t moe_stamp(uint32_t step, uint32_t chunk, uint32_t layer, uint32_t mb, uint32_t edge)
 {
   return (step & 0x1fu) << 27 | (chunk & 0x7u) << 24 | (layer & 0xffu) << 16 | (mb & 0xfffu) << 4 | (edge & 0xfu);
 }
 
-static inline size_t moe_align64(size_t bytes)
+MOE_FN size_t moe_align64(size_t bytes)
 {
   return (bytes + 63u) & ~(size_t)63u;
 }
 
-static inline size_t moe_msg_rows_at(size_t rows, size_t row_head_bytes, size_t pairs, size_t pair_bytes)
+MOE_FN size_t moe_msg_rows_at(size_t rows, size_t row_head_bytes, size_t pairs, size_t pair_bytes)
 {
   return moe_align64(sizeof(MoeMsgHead) + rows * row_head_bytes + pairs * pair_bytes);
 }

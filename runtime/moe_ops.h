@@ -4,6 +4,7 @@
 #ifndef MOE_OPS_H
 #define MOE_OPS_H
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -62,7 +63,7 @@ typedef struct MoeOp {
   int16_t pad;                /* 0 */
 } MoeOp;
 
-_Static_assert(sizeof(MoeOp) == 96, "the op row is written into bundles: its size is part of the contract");
+static_assert(sizeof(MoeOp) == 96, "the op row is written into bundles: its size is part of the contract");
 
 const char *moe_op_name(MoeOpKind kind);    /* "ATT_FWD" */
 const char *moe_op_letters(MoeOpKind kind); /* "a" */

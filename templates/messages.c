@@ -87,6 +87,12 @@ static void route_of(const MoeAttSaved *s, const uint16_t *owner, size_t t, uint
   moe_route(owner, s->choice + t * MOE_TOP_K, s->dropped + t * MOE_TOP_K, token, route);
 }
 
+/* NULL: not relayed. */
+static const int32_t *nodes_of(const MoeCall *call)
+{
+  return call->relayed ? call->node_first : NULL;
+}
+
 static int64_t chunk_of(const MoeCall *call, uint32_t token)
 {
   return call->n_chunks == 1 ? 0 : moe_part_of(call->seq, call->n_chunks, token % (uint32_t)call->seq);
@@ -118,7 +124,7 @@ MoeStatus moe_take_dispatch_b(const MoeCall *call, const MoeAttSaved *s, MoeSour
     MoeRoute route;
     MoeTarget target[MOE_TOP_K];
     route_of(s, owner, t, token, &route);
-    size_t n_targets = moe_targets(call, &route, token, target);
+    size_t n_targets = moe_targets(nodes_of(call), &route, token, target);
     MoeSource *chunk = source + chunk_of(call, token) * call->n_ffn;
     for (size_t k = 0; k < MOE_TOP_K; k++) {
       dw[k] = 0.0f;
@@ -244,7 +250,7 @@ static void add_token(const MoeCall *call, const MoeAttSaved *s, const uint16_t 
   MoeRoute route;
   MoeTarget target[MOE_TOP_K];
   route_of(s, owner, t, token, &route);
-  size_t n = moe_targets(call, &route, token, target);
+  size_t n = moe_targets(nodes_of(call), &route, token, target);
   for (size_t i = 0; i < n; i++) {
     if (target[i].rank != call->peer) {
       continue;

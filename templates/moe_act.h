@@ -8,18 +8,18 @@
 
 #include "moe_vec.h"
 
-static inline float moe_min_float(float a, float b)
+MOE_FN float moe_min_float(float a, float b)
 {
   return b < a ? b : a; /* a NaN in a stays */
 }
 
-static inline float moe_clamp_up(float u)
+MOE_FN float moe_clamp_up(float u)
 {
   const float limit = (float)MOE_ACT_LIMIT;
   return moe_min_float(u, limit) < -limit ? -limit : moe_min_float(u, limit);
 }
 
-static inline float moe_act(bool clamped, float g, float u)
+MOE_FN float moe_act(bool clamped, float g, float u)
 {
   if (!clamped) {
     return g / (1.0f + moe_exp(-g)) * u;
@@ -29,7 +29,7 @@ static inline float moe_act(bool clamped, float g, float u)
 }
 
 /* The same value, and its derivatives. */
-static inline float moe_act_back(bool clamped, float g, float u, float *dg, float *du)
+MOE_FN float moe_act_back(bool clamped, float g, float u, float *dg, float *du)
 {
   const float limit = (float)MOE_ACT_LIMIT;
   float alpha = clamped ? (float)MOE_ACT_ALPHA : 1.0f;

@@ -3,6 +3,7 @@
 #ifndef MOE_MODEL_H
 #define MOE_MODEL_H
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -78,24 +79,24 @@
 #define MOE_TILE_R (MOE_TILE_Q * MOE_GROUP)
 #define MOE_TILE_K 256
 
-_Static_assert(MOE_TOP_K >= 1 && MOE_TOP_K <= MOE_EXPERTS, "top_k must not exceed experts");
-_Static_assert(MOE_EXPERTS <= 65535, "expert indices are kept in 16 bits");
-_Static_assert(MOE_HEADS % MOE_KV_HEADS == 0, "heads must be a multiple of kv_heads");
-_Static_assert(MOE_ROPE_DIM % 2 == 0, "rotary embedding turns pairs");
-_Static_assert(MOE_LATENT || (MOE_ROPE_DIM == MOE_HEAD_DIM && MOE_V_DIM == MOE_HEAD_DIM),
-               "only latent heads have parts");
-_Static_assert(!MOE_LATENT || (MOE_GROUP == 1 && !MOE_ATT_BIAS && !MOE_QK_NORM),
-               "latent attention has no grouped heads, biases or norms of heads");
-_Static_assert(MOE_ROUTER >= 0 && MOE_ROUTER <= 3, "these kernels know routers 0 to 3 only");
-_Static_assert(MOE_EXPERTS % MOE_GROUPS == 0, "groups must divide experts");
-_Static_assert(MOE_BF16 == 0 || MOE_BF16 == 1, "storage is fp32 or bf16");
+static_assert(MOE_TOP_K >= 1 && MOE_TOP_K <= MOE_EXPERTS, "top_k must not exceed experts");
+static_assert(MOE_EXPERTS <= 65535, "expert indices are kept in 16 bits");
+static_assert(MOE_HEADS % MOE_KV_HEADS == 0, "heads must be a multiple of kv_heads");
+static_assert(MOE_ROPE_DIM % 2 == 0, "rotary embedding turns pairs");
+static_assert(MOE_LATENT || (MOE_ROPE_DIM == MOE_HEAD_DIM && MOE_V_DIM == MOE_HEAD_DIM),
+              "only latent heads have parts");
+static_assert(!MOE_LATENT || (MOE_GROUP == 1 && !MOE_ATT_BIAS && !MOE_QK_NORM),
+              "latent attention has no grouped heads, biases or norms of heads");
+static_assert(MOE_ROUTER >= 0 && MOE_ROUTER <= 3, "these kernels know routers 0 to 3 only");
+static_assert(MOE_EXPERTS % MOE_GROUPS == 0, "groups must divide experts");
+static_assert(MOE_BF16 == 0 || MOE_BF16 == 1, "storage is fp32 or bf16");
 
-static inline size_t moe_min(size_t a, size_t b)
+MOE_FN size_t moe_min(size_t a, size_t b)
 {
   return a < b ? a : b;
 }
 
-static inline size_t moe_max(size_t a, size_t b)
+MOE_FN size_t moe_max(size_t a, size_t b)
 {
   return a > b ? a : b;
 }

@@ -7,15 +7,16 @@
 #include <string.h>
 
 #include "moe_config.h"
+#include "moe_layout.h"
 
-static inline uint32_t moe_bits(float x)
+MOE_FN uint32_t moe_bits(float x)
 {
   uint32_t u;
   memcpy(&u, &x, sizeof u);
   return u;
 }
 
-static inline float moe_float(uint32_t u)
+MOE_FN float moe_float(uint32_t u)
 {
   float x;
   memcpy(&x, &u, sizeof x);
@@ -23,7 +24,7 @@ static inline float moe_float(uint32_t u)
 }
 
 /* Nearest bf16, ties to even. A NaN stays one: plain rounding could carry it over into infinity or zero. */
-static inline uint16_t moe_to_bf16(float x)
+MOE_FN uint16_t moe_to_bf16(float x)
 {
   uint32_t u = moe_bits(x);
   uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -35,12 +36,12 @@ static inline uint16_t moe_to_bf16(float x)
 
 typedef uint16_t MoeReal;
 
-static inline float moe_get(MoeReal x)
+MOE_FN float moe_get(MoeReal x)
 {
   return moe_float((uint32_t)x << 16);
 }
 
-static inline MoeReal moe_put(float x)
+MOE_FN MoeReal moe_put(float x)
 {
   return moe_to_bf16(x);
 }
@@ -72,12 +73,12 @@ static inline void moe_keep(MoeReal *x, const float *target, size_t n)
 
 typedef float MoeReal;
 
-static inline float moe_get(MoeReal x)
+MOE_FN float moe_get(MoeReal x)
 {
   return x;
 }
 
-static inline MoeReal moe_put(float x)
+MOE_FN MoeReal moe_put(float x)
 {
   return x;
 }
@@ -120,7 +121,7 @@ static inline void moe_read_row(const MoeReal *x, size_t n, float *values)
   }
 }
 
-static inline float moe_round(float x)
+MOE_FN float moe_round(float x)
 {
   return moe_get(moe_put(x));
 }

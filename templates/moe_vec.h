@@ -11,7 +11,7 @@
 enum { MOE_LANES = 16 };
 
 /* a * b + c; fused only where that is one instruction. */
-static inline float moe_fma(float a, float b, float c)
+MOE_FN float moe_fma(float a, float b, float c)
 {
 #ifdef __FP_FAST_FMAF
   return fmaf(a, b, c);
@@ -90,7 +90,7 @@ static inline float moe_vec_max(const float *x, size_t n)
 
 /* e^x with a relative error below 2e-7 for -87 <= x <= 88; 0 below, e^88 above, NaN stays NaN.
    x = n ln 2 + r, |r| <= ln 2 / 2; e^r by the polynomial of the Cephes library. */
-static inline float moe_exp(float x)
+MOE_FN float moe_exp(float x)
 {
   const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, held in the low bits */
   float z = x > 88.0f ? 88.0f : x;

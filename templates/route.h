@@ -19,7 +19,7 @@ typedef struct MoeTarget {
 } MoeTarget;
 
 /* owner[e] of every expert. */
-static inline void moe_owners(int32_t n_ffn, uint16_t owner[MOE_EXPERTS])
+MOE_FN void moe_owners(int32_t n_ffn, uint16_t owner[MOE_EXPERTS])
 {
   for (int64_t i = 0; i < n_ffn; i++) {
     int64_t end = moe_part_begin(MOE_EXPERTS, n_ffn, i + 1);
@@ -30,7 +30,7 @@ static inline void moe_owners(int32_t n_ffn, uint16_t owner[MOE_EXPERTS])
 }
 
 /* Keeps rank[0 .. n) ascending and without repetition. */
-static inline size_t moe_rank_insert(uint16_t *rank, size_t n, uint16_t r)
+MOE_FN size_t moe_rank_insert(uint16_t *rank, size_t n, uint16_t r)
 {
   size_t at = n;
   while (at > 0 && rank[at - 1] > r) {
@@ -47,8 +47,8 @@ static inline size_t moe_rank_insert(uint16_t *rank, size_t n, uint16_t r)
 }
 
 /* choice and dropped: [K] of this token. */
-static inline void moe_route(const uint16_t *owner, const uint16_t *choice, const uint8_t *dropped, uint32_t token,
-                             MoeRoute *route_p)
+MOE_FN void moe_route(const uint16_t *owner, const uint16_t *choice, const uint8_t *dropped, uint32_t token,
+                      MoeRoute *route_p)
 {
   size_t n = 0;
   for (size_t k = 0; k < MOE_TOP_K; k++) {
@@ -64,21 +64,19 @@ static inline void moe_route(const uint16_t *owner, const uint16_t *choice, cons
   route_p->home = route_p->rank[token % n];
 }
 
-/* The rows that are sent for a token: one per rank or, relayed, one per node, to the relay among the token's ranks
-   there. Returns their number; ranks ascend. */
-static inline size_t moe_targets(const MoeCall *call, const MoeRoute *route, uint32_t token,
-                                 MoeTarget target[MOE_TOP_K])
+/* The rows that are sent for a token: one per rank or, with the nodes' first ranks (and the end) in `node`, one per
+   node, to the relay among the token's ranks there. Returns their number; ranks ascend. */
+MOE_FN size_t moe_targets(const int32_t *node, const MoeRoute *route, uint32_t token, MoeTarget target[MOE_TOP_K])
 {
-  if (!call->relayed) {
+  if (node == NULL) {
     for (size_t i = 0; i < route->n; i++) {
-      uint16_t r = route->rank[i];
-      target[i] = (MoeTarget){r, r, (uint16_t)(r + 1)};
+      target[i].rank = target[i].first = route->rank[i];
+      target[i].last = (uint16_t)(route->rank[i] + 1);
     }
     return route->n;
   }
   size_t n = 0;
   size_t all = moe_min(route->n, MOE_TOP_K); /* says the bound to compilers that look for one */
-  const int32_t *node = call->node_first;
   for (size_t i = 0, end; i < all; i = end) {
     while (node[1] <= route->rank[i]) {
       node++;
@@ -87,19 +85,21 @@ static inline size_t moe_targets(const MoeCall *call, const MoeRoute *route, uin
     while (end < all && route->rank[end] < node[1]) {
       end++;
     }
-    target[n++] = (MoeTarget){route->rank[i + token % (end - i)], (uint16_t)node[0], (uint16_t)node[1]};
+    target[n].rank = route->rank[i + token % (end - i)];
+    target[n].first = (uint16_t)node[0];
+    target[n++].last = (uint16_t)node[1];
   }
   return n;
 }
 
-static inline bool moe_in_target(const MoeTarget *target, uint16_t owner)
+MOE_FN bool moe_in_target(const MoeTarget *target, uint16_t owner)
 {
   return target->first <= owner && owner < target->last;
 }
 
 /* The ranks that a relay forwards a row to, from the row's pairs; ascending. */
-static inline size_t moe_row_ranks(const uint16_t *owner, const MoeRowHead *row, const MoePair *pairs,
-                                   uint16_t rank[MOE_TOP_K])
+MOE_FN size_t moe_row_ranks(const uint16_t *owner, const MoeRowHead *row, const MoePair *pairs,
+                            uint16_t rank[MOE_TOP_K])
 {
   size_t n = 0;
   for (size_t k = 0; k < row->pairs; k++) {
@@ -112,8 +112,8 @@ static inline size_t moe_row_ranks(const uint16_t *owner, const MoeRowHead *row,
 }
 
 /* Whether a relay forwards the row to `peer`; *n_p: how many of the row's pairs go there. */
-static inline bool moe_row_goes_to(const uint16_t *owner, const MoeRowHead *row, const MoePair *pairs, uint16_t peer,
-                                   size_t *n_p)
+MOE_FN bool moe_row_goes_to(const uint16_t *owner, const MoeRowHead *row, const MoePair *pairs, uint16_t peer,
+                            size_t *n_p)
 {
   size_t n = 0;
   for (size_t k = 0; k < row->pairs; k++) {

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 failed=0
 complain() { echo "$1"; failed=1; }
 
-sources() { find "$@" -type f \( -name '*.c' -o -name '*.h' -o -name '*.l' -o -name '*.y' -o -name '*.def' \) | sort; }
+sources() { find "$@" -type f \( -name '*.c' -o -name '*.h' -o -name '*.l' -o -name '*.y' -o -name '*.def' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' \) | sort; }
 
 case "$1" in
 layers)
@@ -20,7 +20,7 @@ layers)
   while IFS= read -r line; do complain "runtime/ includes more than runtime/: $line"; done < <(
     includes $(sources runtime) | grep -vE '"(runtime/[a-z_.]+|[a-z_]+\.(h|def))"')
   while IFS= read -r line; do complain "templates/ include more than templates/ and the contract headers: $line"; done < <(
-    includes $(sources templates) | grep -vE '"[a-z_]+\.(h|def)"')
+    includes $(sources templates) | grep -vE '"[a-z_]+\.(cuh|h|def)"')
   if [ "$(grep -rlE 'include *<glpk\.h>' lang codegen runtime templates)" != codegen/plan_milp.c ]; then
     complain "<glpk.h> belongs in codegen/plan_milp.c alone"
   fi
@@ -29,14 +29,14 @@ layers)
   ;;
 format)
   command -v clang-format >/dev/null || { echo "clang-format is not installed"; exit 1; }
-  files=$(find lang codegen runtime templates tests -name '*.[ch]' ! -name moe_config.h | sort) # that one is written by moec
+  files=$(find lang codegen runtime templates tests -regex '.*\.\([ch]\|cuh?\|cpp\)' ! -name moe_config.h | sort) # that one is written by moec
   # shellcheck disable=SC2086
   clang-format --dry-run -Werror $files || failed=1
   ;;
 size)
   while read -r lines file; do
     if [ "$lines" -gt 600 ] && [ "$file" != total ]; then complain "$file has $lines lines; one idea per file, 600 at most"; fi
-  done < <(find lang codegen runtime templates tests -type f \( -name '*.[chly]' -o -name '*.sh' -o -name '*.py' \) -exec wc -l {} +)
+  done < <(find lang codegen runtime templates tests -type f \( -name '*.[chly]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.sh' -o -name '*.py' \) -exec wc -l {} +)
   ;;
 names)
   while IFS= read -r line; do complain "unfinished: $line"; done < <(

@@ -1,0 +1,221 @@
+#include "check.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#ifdef __SANITIZE_ADDRESS__
+enum { GUARD = 0 }; /* its own guards are closer */
+#else
+enum { GUARD = 64 };
+#endif
+
+float wave(size_t i)
+{
+  return (float)((i * 2654435761u >> 7) % 2048) / 1024.0f - 1.0f;
+}
+
+/* -- memory -- */
+
+enum { MAX_BUFFERS = 256 };
+
+static struct {
+  uint8_t *p;
+  size_t bytes;
+} buffers[MAX_BUFFERS];
+
+void *dev_new(size_t bytes)
+{
+  size_t i = 0;
+  void *p;
+  while (i < MAX_BUFFERS && buffers[i].p != NULL) {
+    i++;
+  }
+  assert_true(i < MAX_BUFFERS);
+  assert_int_equal(posix_memalign(&p, 64, bytes + 2 * GUARD), 0);
+  memset(p, 0xff, bytes + 2 * GUARD);
+  buffers[i].p = (uint8_t *)p + GUARD;
+  buffers[i].bytes = bytes;
+  return buffers[i].p;
+}
+
+void *dev_copy(const void *from, size_t bytes)
+{
+  void *p = dev_new(bytes);
+  memcpy(p, from, bytes);
+  return p;
+}
+
+void dev_free(void *p)
+{
+  for (size_t i = 0; i < MAX_BUFFERS; i++) {
+    if (buffers[i].p == p && p != NULL) {
+      const uint8_t *before = buffers[i].p - GUARD;
+      const uint8_t *after = buffers[i].p + buffers[i].bytes;
+      for (size_t g = GUARD; g-- > 0;) {
+        if (before[g] != 0xff || after[g] != 0xff) {
+          fail_msg("a kernel wrote %s a buffer of %zu bytes", before[g] != 0xff ? "before" : "past", buffers[i].bytes);
+        }
+      }
+      free(buffers[i].p - GUARD);
+      buffers[i].p = NULL;
+      return;
+    }
+  }
+  fail_msg("not a buffer");
+}
+
+/* -- orders -- */
+
+enum { MAX_OUTS = 16 };
+
+static struct {
+  void *now, *first;
+  size_t bytes;
+} outs[MAX_OUTS];
+static size_t n_outs;
+
+static void outs_free(void)
+{
+  for (size_t i = 0; i < MAX_OUTS && outs[i].now != NULL; i++) {
+    dev_free(outs[i].now);
+    outs[i].now = NULL;
+  }
+}
+
+void *out_new(size_t bytes)
+{
+  assert_true(n_outs < MAX_OUTS);
+  outs[n_outs].now = dev_new(bytes);
+  outs[n_outs].bytes = bytes;
+  return outs[n_outs++].now;
+}
+
+void *out_copy(const void *from, size_t bytes)
+{
+  return memcpy(out_new(bytes), from, bytes);
+}
+
+void in_all_orders(void (*launch)(void *c), void *c)
+{
+  static const struct {
+    SimtOrder order;
+    uint64_t seed;
+    const char *name;
+  } orders[] = {{SIMT_FORWARD, 0, "ascending"},
+                {SIMT_REVERSE, 0, "descending"},
+                {SIMT_RANDOM, 1, "random 1"},
+                {SIMT_RANDOM, 2, "random 2"}};
+  for (size_t o = 0; o < sizeof orders / sizeof *orders; o++) {
+    outs_free();
+    n_outs = 0;
+    simt_order(orders[o].order, orders[o].seed);
+    launch(c);
+    const char *error = simt_error();
+    if (error != NULL) {
+      fail_msg("%s", error);
+    }
+    for (size_t i = 0; i < n_outs; i++) {
+      if (o == 0) {
+        outs[i].first = malloc(outs[i].bytes + 1);
+        memcpy(outs[i].first, outs[i].now, outs[i].bytes);
+      } else if (memcmp(outs[i].first, outs[i].now, outs[i].bytes) != 0) {
+        fail_msg("output %zu depends on the order of threads or blocks (%s)", i, orders[o].name);
+      }
+    }
+  }
+  for (size_t i = 0; i < n_outs; i++) {
+    free(outs[i].first);
+  }
+}
+
+/* -- values -- */
+
+float *float_waves(size_t n, size_t seed, float scale)
+{
+  float *x = malloc((n + 1) * sizeof *x);
+  for (size_t i = 0; i < n; i++) {
+    x[i] = moe_round(scale * wave(i + seed * 7919));
+  }
+  return x;
+}
+
+MoeReal *real_waves(size_t n, size_t seed, float scale)
+{
+  MoeReal *x = malloc((n + 1) * sizeof *x);
+  for (size_t i = 0; i < n; i++) {
+    x[i] = moe_put(scale * wave(i + seed * 7919));
+  }
+  return x;
+}
+
+double *doubles_of(const float *x, size_t n)
+{
+  double *y = malloc((n + 1) * sizeof *y);
+  for (size_t i = 0; i < n; i++) {
+    y[i] = (double)x[i];
+  }
+  return y;
+}
+
+double *doubles_of_reals(const MoeReal *x, size_t n)
+{
+  double *y = malloc((n + 1) * sizeof *y);
+  for (size_t i = 0; i < n; i++) {
+    y[i] = (double)moe_get(x[i]);
+  }
+  return y;
+}
+
+/* -- errors -- */
+
+static double error_of(const double *got, const double *want, size_t n)
+{
+  double diff = 0;
+  double norm = 0;
+  for (size_t i = 0; i < n; i++) {
+    diff += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
+}
+
+static void check(const char *what, double *got, double *twin, const double *want, size_t n)
+{
+  double error = error_of(got, want, n);
+  double of_twin = error_of(twin, want, n);
+  double bound = MOE_BF16 ? fmax(2 * of_twin, 1e-5) : 1e-5;
+  free(got);
+  free(twin);
+  if (getenv("MOE_VERBOSE")) {
+    print_message("    %s: %.2g, twin %.2g\n", what, error, of_twin);
+  }
+  if (!(error <= bound)) {
+    fail_msg("%s: error %.3g, at most %.3g (the C twin's is %.3g)", what, error, bound, of_twin);
+  }
+}
+
+void check_floats(const char *what, const float *got, const float *twin, const double *want, size_t n)
+{
+  check(what, doubles_of(got, n), doubles_of(twin, n), want, n);
+}
+
+void check_reals(const char *what, const MoeReal *got, const MoeReal *twin, const double *want, size_t n)
+{
+  check(what, doubles_of_reals(got, n), doubles_of_reals(twin, n), want, n);
+}
+
+void check_same(const char *what, const void *got, const void *twin, size_t bytes)
+{
+  const uint8_t *a = got;
+  const uint8_t *b = twin;
+  for (size_t i = 0; i < bytes; i++) {
+    if (a[i] != b[i]) {
+      fail_msg("%s: byte %zu of %zu differs from the C twin's", what, i, bytes);
+    }
+  }
+}

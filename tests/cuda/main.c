@@ -1,0 +1,9 @@
+#include <cblas.h>
+
+#include "tests/cuda/tests.h"
+
+int main(void)
+{
+  openblas_set_num_threads(1);
+  return test_rows() > 0;
+}

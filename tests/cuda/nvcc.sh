@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Every kernel as nvcc compiles it, without a warning; nothing is run.
+#   nvcc.sh NVCC CONFIG ARCH...
+set -euo pipefail
+nvcc=$1 config=$2
+shift 2
+cd "$(dirname "$0")/../.."
+targets=()
+for arch in "$@"; do
+  targets+=(-gencode "arch=compute_$arch,code=sm_$arch")
+done
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+for kernel in templates/*.cu; do
+  "$nvcc" -std=c++17 -O3 -Werror all-warnings "${targets[@]}" -Iruntime -Itemplates -Itests/kernels/configs -include "$config" \
+    -c "$kernel" -o "$out/kernel.o"
+done

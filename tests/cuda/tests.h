@@ -1,0 +1,7 @@
+/* The groups of tests, one per file; each returns the number that failed. */
+#ifndef CUDA_TESTS_H
+#define CUDA_TESTS_H
+
+int test_rows(void);
+
+#endif

@@ -94,10 +94,333 @@ static void test_norm(void **state)
   }
 }
 
+/* -- heads -- */
+
+enum { D = MOE_HEAD_DIM, HALF = D / 2, QKV = MOE_QKV_DIM, TURNED = MOE_HEADS + MOE_KV_HEADS, G = MOE_GROUP };
+
+typedef struct Heads {
+  size_t seq, n;
+  MoeReal *qkv;
+  float *w, *d, *gw0;
+  MoeReal *out, *dqkv;
+  float *gw, *cosp, *sinp;
+} Heads;
+
+static void launch_heads(void *c)
+{
+  Heads *t = c;
+  t->cosp = out_new(t->seq * HALF * sizeof(float));
+  t->sinp = out_new(t->seq * HALF * sizeof(float));
+  t->out = out_new(t->n * QKV * sizeof(MoeReal));
+  t->dqkv = out_new(t->n * QKV * sizeof(MoeReal));
+  t->gw = out_copy(t->gw0, MOE_ATT_ELEMS * sizeof(float));
+  float *partial = dev_new((size_t)MOE_PARTS * 2 * D * sizeof(float));
+  assert_int_equal(moe_cuda_rope_tables(t->seq, t->cosp, t->sinp, NULL), MOE_OK);
+  assert_int_equal(moe_cuda_heads(t->qkv, t->w, t->cosp, t->sinp, t->seq, t->n, t->out, NULL), MOE_OK);
+  assert_int_equal(
+      moe_cuda_heads_back(t->qkv, t->w, t->cosp, t->sinp, t->seq, t->n, t->d, t->dqkv, t->gw, partial, NULL), MOE_OK);
+  dev_free(partial);
+}
+
+/* What heads.c makes of one sequence. d and dqkv as in Heads. */
+static void heads_twin(size_t seq, const MoeReal *qkv, const float *w, const float *d, MoeReal *out, MoeReal *dqkv,
+                       float *gw)
+{
+  float *room = malloc((seq * HALF * 2 + seq * (size_t)D * (2 * G + 4)) * sizeof *room);
+  MoeCore core = {.cos = room, .sin = room + seq * HALF};
+  core.q = core.sin + seq * HALF;
+  core.acc = core.q + seq * G * D;
+  core.k = core.acc + seq * G * D;
+  core.v = core.k + seq * D;
+  core.dk = core.v + seq * D;
+  core.dv = core.dk + seq * D;
+  moe_rope_tables(&core, seq);
+  moe_heads_open(&core, seq, qkv);
+  for (size_t kv = 0; kv < MOE_KV_HEADS; kv++) {
+    size_t k = (MOE_HEADS + kv) * D;
+    size_t v = (TURNED + kv) * D;
+    moe_load_keys(&core, seq, qkv, w, kv);
+    moe_load_queries(&core, 0, seq, qkv, w, kv);
+    for (size_t p = 0; p < seq; p++) {
+      moe_keep_row(out + p * QKV + kv * G * D, core.q + p * G * D, (size_t)G * D);
+      moe_keep_row(out + p * QKV + k, core.k + p * D, D);
+      moe_keep_row(out + p * QKV + v, core.v + p * D, D);
+      memcpy(core.acc + p * G * D, d + p * QKV + kv * G * D, (size_t)G * D * sizeof *d);
+      memcpy(core.dk + p * D, d + p * QKV + k, D * sizeof *d);
+      memcpy(core.dv + p * D, d + p * QKV + v, D * sizeof *d);
+    }
+    moe_store_queries(&core, 0, seq, qkv, w, kv, dqkv, gw);
+    moe_store_keys(&core, seq, qkv, w, kv, dqkv, gw);
+  }
+  free(room);
+}
+
+/* One head in fp64: y = turn(norm(x)), and back from d. */
+static void head64(size_t pos, bool turned, const double *x, const double *gain, const double *d, double *y, double *dx,
+                   double *dgain)
+{
+  double mid[D];
+  double dmid[D];
+  bool norm = MOE_QK_NORM && turned;
+  memcpy(mid, x, sizeof mid);
+  if (norm) {
+    ref_rmsnorm(mid, x, gain, 1, D, MOE_NORM_EPS);
+  }
+  memcpy(y, mid, sizeof mid);
+  memcpy(dmid, d, sizeof dmid);
+  for (size_t i = 0; turned && i < HALF; i++) {
+    double angle = (double)pos * pow(MOE_ROPE_THETA, -(double)i / HALF);
+    y[i] = mid[i] * cos(angle) - mid[i + HALF] * sin(angle);
+    y[i + HALF] = mid[i + HALF] * cos(angle) + mid[i] * sin(angle);
+    dmid[i] = d[i] * cos(angle) + d[i + HALF] * sin(angle);
+    dmid[i + HALF] = d[i + HALF] * cos(angle) - d[i] * sin(angle);
+  }
+  memset(dx, 0, D * sizeof *dx);
+  if (norm) {
+    ref_rmsnorm_back(dx, dgain, dmid, x, gain, 1, D, MOE_NORM_EPS);
+  } else {
+    memcpy(dx, dmid, sizeof dmid);
+  }
+}
+
+static void test_heads(void **state)
+{
+  (void)state;
+  static const size_t seqs[] = {1, 3, 37};
+  for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
+    size_t seq = seqs[i];
+    size_t n = 2 * seq;
+    Heads t = {.seq = seq, .n = n};
+    MoeReal *qkv = real_waves(n * QKV, 1, 2.0f);
+    float *w = float_waves(MOE_ATT_ELEMS, 2, 1.0f);
+    float *d = float_waves(n * QKV, 3, 0.5f);
+    float *gw = float_waves(MOE_ATT_ELEMS, 4, 0.1f);
+    MoeReal *out = real_waves(n * QKV, 0, 0.0f);
+    MoeReal *dqkv = real_waves(n * QKV, 0, 0.0f);
+    double *x64 = doubles_of_reals(qkv, n * QKV);
+    double *d64 = doubles_of(d, n * QKV);
+    double *w64 = doubles_of(w, MOE_ATT_ELEMS);
+    double *gw64 = doubles_of(gw, MOE_ATT_ELEMS);
+    double *y64 = malloc(n * QKV * sizeof *y64);
+    double *dx64 = malloc(n * QKV * sizeof *dx64);
+    t.qkv = dev_copy(qkv, n * QKV * sizeof *qkv);
+    t.w = dev_copy(w, MOE_ATT_ELEMS * sizeof *w);
+    t.d = dev_copy(d, n * QKV * sizeof *d);
+    t.gw0 = gw;
+    in_all_orders(launch_heads, &t);
+
+    for (size_t at = 0; at < n * QKV; at += seq * QKV) {
+      heads_twin(seq, qkv + at, w, d + at, out + at, dqkv + at, gw);
+    }
+    for (size_t at = 0; at < n * QKV; at += D) {
+      size_t head = at % QKV / D;
+      size_t norm = head < MOE_HEADS ? MOE_AT_QNORM : MOE_AT_KNORM;
+      head64(at / QKV % seq, head < TURNED, x64 + at, w64 + norm, d64 + at, y64 + at, dx64 + at, gw64 + norm);
+    }
+    check_reals("heads", t.out, out, y64, n * QKV);
+    check_reals("dqkv", t.dqkv, dqkv, dx64, n * QKV);
+    check_floats("gains' gradients", t.gw, gw, gw64, MOE_ATT_ELEMS);
+
+    dev_free(t.qkv);
+    dev_free(t.w);
+    dev_free(t.d);
+    void *all[] = {qkv, w, d, gw, out, dqkv, x64, d64, w64, gw64, y64, dx64};
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+      free(all[k]);
+    }
+  }
+}
+
+/* -- embedding -- */
+
+typedef struct Embed {
+  size_t n;
+  int32_t *tokens;
+  MoeReal *table, *dx;
+  float *g0;
+  MoeReal *x;
+  float *g;
+  int32_t *status;
+} Embed;
+
+static void launch_embed(void *c)
+{
+  static const int32_t ok[2] = {MOE_OK, MOE_OK};
+  Embed *t = c;
+  t->x = out_new(t->n * H * sizeof(MoeReal));
+  t->g = out_copy(t->g0, (size_t)MOE_VOCAB * H * sizeof(float));
+  t->status = out_copy(ok, sizeof ok);
+  assert_int_equal(moe_cuda_embed(t->tokens, t->n, t->table, t->x, t->status, NULL), MOE_OK);
+  assert_int_equal(moe_cuda_embed_wgrad(t->tokens, t->n, t->dx, t->g, t->status + 1, NULL), MOE_OK);
+}
+
+static void test_embed(void **state)
+{
+  (void)state;
+  static const size_t counts[] = {1, 2, 127, 129, 300};
+  MoeReal *table = real_waves((size_t)MOE_VOCAB * H, 1, 1.0f);
+  float *table_floats = float_waves((size_t)MOE_VOCAB * H, 1, 1.0f);
+  Embed t = {.table = dev_copy(table, (size_t)MOE_VOCAB * H * sizeof *table)};
+  for (size_t k = 0; k < 3 * sizeof counts / sizeof *counts; k++) {
+    size_t n = counts[k / 3];
+    int32_t *tokens = malloc(n * sizeof *tokens);
+    float *g = float_waves((size_t)MOE_VOCAB * H, 2, 0.1f);
+    MoeReal *dx = real_waves(n * H, 3, 1.0f);
+    double *g64 = doubles_of(g, (size_t)MOE_VOCAB * H);
+    for (size_t i = 0; i < n; i++) { /* all alike, few ids, many */
+      tokens[i] = (int32_t)(k % 3 == 0 ? MOE_VOCAB - 1 : k % 3 == 1 ? i * i % 7 : i * 31 % MOE_VOCAB);
+      for (size_t j = 0; j < H; j++) {
+        g64[(size_t)tokens[i] * H + j] += (double)moe_get(dx[i * H + j]);
+      }
+    }
+    t.n = n;
+    t.tokens = dev_copy(tokens, n * sizeof *tokens);
+    t.dx = dev_copy(dx, n * H * sizeof *dx);
+    t.g0 = g;
+    in_all_orders(launch_embed, &t);
+    assert_int_equal(t.status[0], MOE_OK);
+
+    MoeAttSaved s;
+    MoeAttWork work;
+    const MoeAttHead shape = {.seq = (uint32_t)n, .n_seqs = 1};
+    MoeCall call = {
+        .seq = (int32_t)n, .n_seqs = 1, .n_chunks = 1, .tokens = tokens, .table = table_floats, .g_table = g};
+    call.saved = malloc(moe_att_saved_carve(NULL, &shape, &s));
+    call.work = malloc(moe_att_work_carve(NULL, n, &work));
+    assert_int_equal(moe_embed_fwd(&call), MOE_OK);
+    moe_att_saved(&call, &s);
+    moe_att_work_carve(call.work, n, &work);
+    memcpy(work.dx, dx, n * H * sizeof *dx);
+    assert_int_equal(moe_embed_wgrad(&call), MOE_OK);
+    check_same("embedding", t.x, s.x, n * H * sizeof *t.x);
+    check_floats("table's gradient", t.g, g, g64, (size_t)MOE_VOCAB * H);
+    check_same("table's gradient", t.g, g, (size_t)MOE_VOCAB * H * sizeof *g);
+
+    t.tokens[n / 2] = MOE_VOCAB; /* outside */
+    in_all_orders(launch_embed, &t);
+    assert_int_equal(t.status[0], MOE_EINVAL);
+    assert_int_equal(t.status[1], MOE_EINVAL);
+
+    dev_free(t.tokens);
+    dev_free(t.dx);
+    void *all[] = {tokens, g, dx, g64, call.saved, call.work};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+      free(all[i]);
+    }
+  }
+  dev_free(t.table);
+  free(table);
+  free(table_floats);
+}
+
+/* -- optimizer -- */
+
+static const MoeAdam adam = {.lr = 1e-2f,
+                             .beta1 = 0.9f,
+                             .beta2 = 0.95f,
+                             .eps = 1e-8f,
+                             .weight_decay = 0.1f,
+                             .scale = 0.5f,
+                             .bias1 = 0.19f,
+                             .bias2 = 0.0975f};
+
+typedef struct Update {
+  size_t n;
+  bool decay;
+  float *master0, *m0, *v0, *g;
+  MoeReal *w, *again;
+  float *master, *m, *v, *sum;
+  double *squares;
+} Update;
+
+static void launch_update(void *c)
+{
+  Update *t = c;
+  size_t bytes = t->n * sizeof(float);
+  const double before = 3.0;
+  double *partial = dev_new(MOE_PARTS * sizeof *partial);
+  t->master = out_copy(t->master0, bytes);
+  t->m = out_copy(t->m0, bytes);
+  t->v = out_copy(t->v0, bytes);
+  t->sum = out_copy(t->m0, bytes);
+  t->w = out_new(t->n * sizeof(MoeReal));
+  t->again = out_new(t->n * sizeof(MoeReal));
+  t->squares = out_copy(&before, sizeof before);
+  assert_int_equal(moe_cuda_add(t->sum, t->g, t->n, NULL), MOE_OK);
+  assert_int_equal(moe_cuda_sumsq(t->g, t->n, t->squares, partial, NULL), MOE_OK);
+  assert_int_equal(moe_cuda_adamw(&adam, t->w, t->master, t->m, t->v, t->g, t->n, t->decay, NULL), MOE_OK);
+  assert_int_equal(moe_cuda_to_weights(t->again, t->master, t->n, NULL), MOE_OK);
+  dev_free(partial);
+}
+
+/* The formulas in fp64, from what float holds of the settings. */
+static void update64(size_t n, bool decay, double *master, double *m, double *v, const double *g)
+{
+  for (size_t i = 0; i < n; i++) {
+    double scaled = (double)adam.scale * g[i];
+    m[i] = (double)adam.beta1 * m[i] + (1 - (double)adam.beta1) * scaled;
+    v[i] = (double)adam.beta2 * v[i] + (1 - (double)adam.beta2) * scaled * scaled;
+    double step = m[i] / (double)adam.bias1 / (sqrt(v[i] / (double)adam.bias2) + (double)adam.eps);
+    master[i] -= (double)adam.lr * (step + (decay ? (double)adam.weight_decay * master[i] : 0.0));
+  }
+}
+
+static void test_update(void **state)
+{
+  (void)state;
+  static const size_t counts[] = {1, 255, 257, 70001};
+  for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+    size_t n = counts[k];
+    Update t = {.n = n, .decay = k % 2 == 0};
+    float *master = float_waves(n, 1, 1.0f);
+    float *m = float_waves(n, 2, 1.0f);
+    float *v = float_waves(n, 3, 1.0f);
+    float *g = float_waves(n, 4, 1.0f);
+    float *w = malloc(n * sizeof *w);
+    MoeReal *w_real = malloc(n * sizeof *w_real);
+    for (size_t i = 0; i < n; i++) {
+      v[i] = fabsf(v[i]);
+    }
+    double *master64 = doubles_of(master, n);
+    double *m64 = doubles_of(m, n);
+    double *v64 = doubles_of(v, n);
+    double *g64 = doubles_of(g, n);
+    t.master0 = master;
+    t.m0 = m;
+    t.v0 = v;
+    t.g = dev_copy(g, n * sizeof *g);
+    in_all_orders(launch_update, &t);
+
+    double squares = 3.0;
+    for (size_t i = 0; i < n; i++) {
+      float sum = m[i] + g[i];
+      squares += g64[i] * g64[i];
+      check_same("sum", &t.sum[i], &sum, sizeof sum);
+    }
+    assert_true(fabs(*t.squares - squares) <= 1e-12 * squares);
+    moe_adamw(&adam, w, master, m, v, g, n, t.decay);
+    moe_keep_row(w_real, w, n);
+    update64(n, t.decay, master64, m64, v64, g64);
+    check_floats("master", t.master, master, master64, n);
+    check_floats("m", t.m, m, m64, n);
+    check_floats("v", t.v, v, v64, n);
+    check_reals("weights", t.w, w_real, master64, n);
+    check_same("weights again", t.again, t.w, n * sizeof *t.w);
+    dev_free(t.g);
+    void *all[] = {master, m, v, g, w, w_real, master64, m64, v64, g64};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+      free(all[i]);
+    }
+  }
+}
+
 int test_rows(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_norm),
+      cmocka_unit_test(test_heads),
+      cmocka_unit_test(test_embed),
+      cmocka_unit_test(test_update),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,12 +32,23 @@ inline MoeStatus moe_launched(const char *kernel)
   return MOE_OK;
 }
 
+inline MoeStatus moe_clear(void *p, size_t bytes, MoeQueue queue)
+{
+  return cudaMemsetAsync(p, 0, bytes, queue) == cudaSuccess ? MOE_OK : MOE_EDEVICE;
+}
+
 #define MOE_LAUNCH(kernel, grid, block, bytes, queue, ...)                                                             \
   (kernel<<<(grid), (block), (bytes), (queue)>>>(__VA_ARGS__), moe_launched(#kernel))
 
 #else
 
 #include "moe_simt.h"
+
+inline MoeStatus moe_clear(void *p, size_t bytes, MoeQueue)
+{
+  memset(p, 0, bytes);
+  return MOE_OK;
+}
 
 #define SHARED(type, name, n)      type *const name = static_cast<type *>(simt::shared_array(#name, (n) * sizeof(type)))
 #define SHARED_DYNAMIC(type, name) type *const name = static_cast<type *>(simt::dynamic_array(#name))

@@ -50,6 +50,100 @@ MoeStatus moe_cuda_adamw(const MoeAdam *, MoeReal *w, float *master, float *m, f
                          bool decay, MoeQueue);
 MoeStatus moe_cuda_to_weights(MoeReal *w, const float *master, size_t n, MoeQueue);
 
+/* Tokens of an attention rank's slot: whole sequences. */
+typedef struct MoeAttSizes {
+  size_t seq, n_seqs;
+} MoeAttSizes;
+
+/* What a router writes and its gradient reads; as in MoeAttSaved. */
+typedef struct MoeRouterIo {
+  float *prob;
+  float *weight;
+  uint16_t *choice;
+  uint8_t *dropped;
+  uint32_t *picks;
+} MoeRouterIo;
+
+/* router.cu: as moe_router() (prob: the logits before) and moe_router_back() of all tokens. sums: room for [n_seqs, 2].
+   route_only must have been checked. */
+MoeStatus moe_cuda_router(const MoeAttSizes *, const MoeRouterIo *, double inv_seqs, const int32_t *route_only,
+                          int n_route_only, double *scalars, double *sums, MoeQueue);
+MoeStatus moe_cuda_router_back(const MoeAttSizes *, const MoeRouterIo *, double inv_seqs, const float *dw, float *dz,
+                               MoeQueue);
+
+/* Who sends what to whom: tokens of the slot, chunk of the message. node_first NULL: not relayed. */
+typedef struct MoeRouteSizes {
+  size_t seq, n_seqs, seq0;
+  int32_t n_ffn, chunk, n_chunks;
+  const int32_t *node_first;
+} MoeRouteSizes;
+
+typedef struct MoeRouteTotal {
+  uint32_t rows, pairs;
+} MoeRouteTotal;
+
+/* Where each token of the chunk, in the message's order, has its row and pairs in the message to each FFN rank. */
+typedef struct MoeRoutePlan {
+  uint32_t *row, *pair; /* [n_ffn, tokens] */
+  MoeRouteTotal *total; /* [n_ffn] */
+} MoeRoutePlan;
+
+/* messages.cu: moe_pack_dispatch() in two parts, of which the first serves all receivers; moe_take_dispatch_b() of one
+   chunk, its messages by rank in `in`; moe_take_combine() of n tokens from `first` on, the senders' lists kept in rows
+   [n_in] and token [n_in, stride] (NULL: not kept), where: room for [n_in, n]; moe_pack_combine_b() along one of these
+   lists. Pointers in `in` are the device's too. status: MOE_EPROTO where a message contradicts the lists. */
+MoeStatus moe_cuda_plan_routes(const MoeRouteSizes *, const uint16_t *choice, const uint8_t *dropped,
+                               const MoeRoutePlan *, MoeQueue);
+MoeStatus moe_cuda_pack_dispatch(const MoeRouteSizes *, const uint16_t *choice, const uint8_t *dropped,
+                                 const float *weight, const MoeReal *a, const MoeRoutePlan *, int32_t peer,
+                                 uint32_t stamp, void *slot, MoeQueue);
+MoeStatus moe_cuda_take_dispatch_b(const MoeRouteSizes *, const uint16_t *choice, const uint8_t *dropped,
+                                   const MoeRoutePlan *, const uint8_t *const *in, float *da, float *dw,
+                                   int32_t *status, MoeQueue);
+MoeStatus moe_cuda_take_combine(const uint8_t *const *in, size_t n_in, uint32_t first, size_t n, MoeReal *x,
+                                uint32_t *rows, uint32_t *token, size_t stride, uint32_t *where, int32_t *status,
+                                MoeQueue);
+MoeStatus moe_cuda_pack_combine_b(const uint32_t *rows, const uint32_t *token, size_t stride, const MoeReal *dx,
+                                  uint32_t stamp, void *slot, MoeQueue);
+
+/* The list of an FFN rank and its pairs grouped by expert; as in MoeList and MoeFfnSaved. */
+typedef struct MoeFfnList {
+  size_t n_rows, n_pairs;
+  int32_t first_expert, n_experts; /* of this rank */
+  const MoeRowHead *rows;
+  const MoePair *pairs;
+  /* by moe_cuda_group_pairs() */
+  uint32_t *row_pair, *pair_row;    /* [rows + 1] where a row's pairs begin; [pairs] a pair's row */
+  uint32_t *first;                  /* [E + 1] where each expert's pairs begin in the grouped order */
+  uint32_t *group_pair, *group_row; /* [pairs] grouped order: index in pairs; row */
+  uint32_t *place;                  /* [pairs] a pair's place in the grouped order */
+} MoeFfnList;
+
+/* experts.cu. y, d, x and act are in the grouped order. sum_outputs: out [rows, H] is the row's residual, where `me` is
+   its home, plus the sum of weight * y [pairs, H]. sum_grads: dh [rows, H] the sum of d [pairs, H]. gather_rows: x
+   [pairs, H] the pairs' rows; weighted: times their weights. activate_back: d [pairs, F] is down^T dx; gate_up [pairs,
+   2 F] becomes its gradient, act [pairs, F] is set, dw [pairs] by index in pairs. */
+MoeStatus moe_cuda_group_pairs(const MoeFfnList *, MoeQueue);
+MoeStatus moe_cuda_sum_outputs(const MoeFfnList *, const float *y, const MoeReal *residual, int32_t me, MoeReal *out,
+                               MoeQueue);
+MoeStatus moe_cuda_sum_grads(const MoeFfnList *, const float *d, float *dh, MoeQueue);
+MoeStatus moe_cuda_gather_rows(const MoeFfnList *, const MoeReal *rows, bool weighted, MoeReal *x, MoeQueue);
+MoeStatus moe_cuda_activate(const MoeFfnList *, const MoeReal *gate_up, MoeReal *act, MoeQueue);
+MoeStatus moe_cuda_activate_back(const MoeFfnList *, const float *d, MoeReal *gate_up, MoeReal *act, float *dw,
+                                 MoeQueue);
+
+/* grouped.cu: the experts' products, w a matrix of the first local expert, those of the others MOE_EXPERT_ELEMS behind
+   each other. nt: c [pairs, n] = a [pairs, k] w [n, k]^T; nn: w [k, n]; tn: gw [m, n] += a [pairs, m]^T b [pairs, n].
+ */
+MoeStatus moe_cuda_group_nt(const MoeFfnList *, const MoeReal *a, size_t k, const MoeReal *w, MoeReal *c, size_t n,
+                            MoeQueue);
+MoeStatus moe_cuda_group_nt_float(const MoeFfnList *, const MoeReal *a, size_t k, const MoeReal *w, float *c, size_t n,
+                                  MoeQueue);
+MoeStatus moe_cuda_group_nn_float(const MoeFfnList *, const MoeReal *a, size_t k, const MoeReal *w, float *c, size_t n,
+                                  MoeQueue);
+MoeStatus moe_cuda_group_tn(const MoeFfnList *, const MoeReal *a, size_t m, const MoeReal *b, size_t n, float *gw,
+                            MoeQueue);
+
 #ifdef __cplusplus
 }
 #endif

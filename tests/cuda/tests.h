@@ -3,5 +3,8 @@
 #define CUDA_TESTS_H
 
 int test_rows(void);
+int test_router(void);
+int test_messages(void);
+int test_experts(void);
 
 #endif

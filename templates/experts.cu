@@ -72,7 +72,7 @@ __device__ __forceinline__ unsigned row_places(const uint32_t *row_pair, const u
                                                uint32_t *pair)
 {
   unsigned n = row_pair[r + 1] - row_pair[r];
-  for (unsigned k = 0; k < n; k++) {
+  for (unsigned k = 0; k < K && k < n; k++) { /* says the bound to compilers that look for one */
     uint32_t p = row_pair[r] + k;
     unsigned i = k;
     for (; i > 0 && at[i - 1] > place[p]; i--) {
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(THREADS)
                 const float *y, const MoeReal *residual, unsigned me, MoeReal *out)
 {
   size_t r = blockIdx.x;
-  uint32_t at[K];
-  uint32_t pair[K];
+  uint32_t at[K] = {0};
+  uint32_t pair[K] = {0};
   unsigned n = row_places(row_pair, place, r, at, pair);
   bool home = rows[r].home == me;
   for (int i = (int)threadIdx.x; i < H; i += THREADS) {
@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(THREADS)
     sum_grads(const uint32_t *row_pair, const uint32_t *place, const float *d, float *dh)
 {
   size_t r = blockIdx.x;
-  uint32_t at[K];
-  uint32_t pair[K];
+  uint32_t at[K] = {0};
+  uint32_t pair[K] = {0};
   unsigned n = row_places(row_pair, place, r, at, pair);
   for (int i = (int)threadIdx.x; i < H; i += THREADS) {
     float sum = 0.0f;

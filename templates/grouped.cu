@@ -10,6 +10,7 @@ constexpr int TILE = 32;     /* rows and columns of a block's result, and depth 
 constexpr int THREADS = 256; /* 16 x 16, each of 2 x 2 elements */
 constexpr int SIDE = 16;
 constexpr int LINE = TILE + 1; /* of a tile in shared memory, so that columns lie in different banks */
+constexpr int AREA = TILE * LINE;
 
 struct Tile {
   int group;    /* E: none */
@@ -70,8 +71,8 @@ __global__ void __launch_bounds__(THREADS)
     rows_by_group(const uint32_t *first, int n_groups, const MoeReal *a, int k, const MoeReal *b, size_t elems,
                   size_t b_depth, size_t b_column, Out *c, int n)
 {
-  SHARED(float, tile_a, TILE *LINE);
-  SHARED(float, tile_b, TILE *LINE);
+  SHARED(float, tile_a, AREA);
+  SHARED(float, tile_b, AREA);
   Tile tile = find_tile(first, n_groups, blockIdx.y);
   if (tile.group == n_groups) {
     return;
@@ -111,8 +112,8 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     weights_by_group(const uint32_t *first, const MoeReal *a, int m, const MoeReal *b, int n, float *c, size_t elems)
 {
-  SHARED(float, tile_a, TILE *LINE);
-  SHARED(float, tile_b, TILE *LINE);
+  SHARED(float, tile_a, AREA);
+  SHARED(float, tile_b, AREA);
   unsigned end = first[blockIdx.z + 1];
   int row = (int)blockIdx.y * TILE;
   int column = (int)blockIdx.x * TILE;

@@ -14,6 +14,7 @@ constexpr int QKV = MOE_QKV_DIM;
 constexpr int TURNED = MOE_HEADS + MOE_KV_HEADS; /* heads that are normed and turned: q, then k */
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * LANES;
+constexpr int GAINS = WARPS * D;           /* what the warps of a block hold of a gain */
 constexpr int PER = ceil_div(HALF, LANES); /* pairs per lane */
 
 __device__ __forceinline__ int pair_first(int i)
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(THREADS)
     heads_back(const MoeReal *qkv, const float *gains, const float *cosp, const float *sinp, size_t seq, size_t n,
                const float *d, MoeReal *dqkv, float *partial)
 {
-  SHARED(float, by_warp, WARPS *D);
+  SHARED(float, by_warp, GAINS);
   Pairs dgain[2] = {};
   size_t end = (size_t)moe_part_begin((int64_t)n, gridDim.x, blockIdx.x + 1);
   for (size_t token = (size_t)moe_part_begin((int64_t)n, gridDim.x, blockIdx.x); token < end; token++) {

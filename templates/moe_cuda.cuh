@@ -15,6 +15,7 @@
 /* n elements of shared memory of this block, n a constant; and all that the launch asked for. */
 #define SHARED(type, name, n)      __shared__ type name[n]
 #define SHARED_DYNAMIC(type, name) type *name = (type *)moe_dynamic_shared()
+#define UNROLL                     _Pragma("unroll") /* so that arrays of a thread are registers */
 
 __device__ inline char *moe_dynamic_shared()
 {
@@ -52,6 +53,7 @@ inline MoeStatus moe_clear(void *p, size_t bytes, MoeQueue)
 
 #define SHARED(type, name, n)      type *const name = static_cast<type *>(simt::shared_array(#name, (n) * sizeof(type)))
 #define SHARED_DYNAMIC(type, name) type *const name = static_cast<type *>(simt::dynamic_array(#name))
+#define UNROLL
 
 #define MOE_LAUNCH(kernel, grid, block, bytes, queue, ...)                                                             \
   ((void)(queue),                                                                                                      \

@@ -36,6 +36,11 @@ MoeStatus moe_cuda_heads(const MoeReal *qkv, const float *w, const float *cosp, 
 MoeStatus moe_cuda_heads_back(const MoeReal *qkv, const float *w, const float *cosp, const float *sinp, size_t seq,
                               size_t n, const float *d, MoeReal *dqkv, float *gw, float *partial, MoeQueue);
 
+/* attention.cu: as moe_attention() of n_seqs sequences, from what moe_cuda_heads() puts out. o [n, O], lse [n, heads].
+ */
+MoeStatus moe_cuda_attention(const MoeReal *qkv, const float *w, size_t layer, size_t seq, size_t n_seqs, MoeReal *o,
+                             float *lse, MoeQueue);
+
 /* embed_head.cu: as moe_embed_fwd() and moe_embed_wgrad(). status becomes MOE_EINVAL if an id is outside the
    vocabulary; its row is left alone. */
 MoeStatus moe_cuda_embed(const int32_t *tokens, size_t n, const MoeReal *table, MoeReal *x, int32_t *status, MoeQueue);

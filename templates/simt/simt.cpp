@@ -97,6 +97,7 @@ enum State { RUNNABLE, AT_WARP, AT_BLOCK, ENDED };
 
 struct Thread {
   Context context;
+  dim3 index; /* threadIdx */
   State state;
   const char *what; /* of a wait: by which call, where */
   simt::Place place;
@@ -249,7 +250,8 @@ void report_stuck(unsigned waiting, unsigned missing)
 
 bool same_call(const Thread *a, const Thread *b)
 {
-  return a->meet == b->meet && a->place.line == b->place.line && strcmp(a->place.file, b->place.file) == 0;
+  return a->meet == b->meet && a->place.line == b->place.line &&
+         (a->place.file == b->place.file || strcmp(a->place.file, b->place.file) == 0);
 }
 
 /* Lets go on the lanes of `mask` of the warp, if all of them are there. */
@@ -292,8 +294,7 @@ void run_warp(unsigned first)
       if (t->state == RUNNABLE) {
         simt::Self &s = simt::self;
         s.linear = first + order[i];
-        s.thread = dim3(s.linear % s.block_dim.x, s.linear / s.block_dim.x % s.block_dim.y,
-                        s.linear / (s.block_dim.x * s.block_dim.y));
+        s.thread = t->index;
         device.switches++;
         context_switch(&device.scheduler, &t->context);
         moved = true;
@@ -356,10 +357,16 @@ bool meet_threads()
   return true;
 }
 
+/* What guards hold: a signalling NaN in fp32 as in bf16, which arithmetic would change. */
+char guard_byte(const char *at)
+{
+  return (char)(reinterpret_cast<uintptr_t>(at) % 2 ? 0xff : 0xa5);
+}
+
 UNCHECKED bool guard_intact(const char *p)
 {
   for (size_t i = 0; i < GUARD; i++) {
-    if (p[i] != (char)0xff) {
+    if (p[i] != guard_byte(p + i)) {
       return false;
     }
   }
@@ -428,7 +435,13 @@ void *take_array(const char *name, size_t bytes, bool dynamic)
   device.arrays.push_back(Array{name, at, bytes});
   device.shared_end = at + bytes;
   GUARD_OFF(device.shared + at - GUARD, bytes + 2 * GUARD);
-  memset(device.shared + at - GUARD, 0xff, bytes + 2 * GUARD);
+  memset(device.shared + at, 0xff, bytes);
+  for (size_t g = 0; g < GUARD; g++) {
+    char *before = device.shared + at - GUARD + g;
+    char *after = device.shared + at + bytes + g;
+    *before = guard_byte(before);
+    *after = guard_byte(after);
+  }
   GUARD_ON(device.shared + at - GUARD, GUARD);
   GUARD_ON(device.shared + at + bytes, GUARD);
   return device.shared + at;
@@ -525,6 +538,9 @@ int launch(const char *name, dim3 grid, dim3 block, size_t dynamic_bytes, void (
   device.dynamic_bytes = dynamic_bytes;
   self.grid_dim = grid;
   self.block_dim = block;
+  for (unsigned i = 0; i < device.n; i++) {
+    device.threads[i].index = dim3(i % block.x, i / block.x % block.y, i / (block.x * block.y));
+  }
   std::vector<unsigned> order((size_t)blocks);
   make_order(order.data(), (unsigned)blocks);
   for (size_t i = 0; i < order.size() && !device.failed; i++) {

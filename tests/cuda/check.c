@@ -28,6 +28,12 @@ static struct {
   size_t bytes;
 } buffers[MAX_BUFFERS];
 
+/* What guards hold: a signalling NaN in either type, which arithmetic would change. */
+static uint8_t guard_byte(const uint8_t *at)
+{
+  return (uintptr_t)at % 2 ? 0xff : 0xa5;
+}
+
 void *dev_new(size_t bytes)
 {
   size_t i = 0;
@@ -40,6 +46,10 @@ void *dev_new(size_t bytes)
   memset(p, 0xff, bytes + 2 * GUARD);
   buffers[i].p = (uint8_t *)p + GUARD;
   buffers[i].bytes = bytes;
+  for (size_t g = GUARD; g-- > 0;) {
+    buffers[i].p[(ptrdiff_t)g - GUARD] = guard_byte(buffers[i].p + g - GUARD);
+    buffers[i].p[bytes + g] = guard_byte(buffers[i].p + bytes + g);
+  }
   return buffers[i].p;
 }
 
@@ -57,8 +67,9 @@ void dev_free(void *p)
       const uint8_t *before = buffers[i].p - GUARD;
       const uint8_t *after = buffers[i].p + buffers[i].bytes;
       for (size_t g = GUARD; g-- > 0;) {
-        if (before[g] != 0xff || after[g] != 0xff) {
-          fail_msg("a kernel wrote %s a buffer of %zu bytes", before[g] != 0xff ? "before" : "past", buffers[i].bytes);
+        bool under = before[g] != guard_byte(before + g);
+        if (under || after[g] != guard_byte(after + g)) {
+          fail_msg("a kernel wrote %s a buffer of %zu bytes", under ? "before" : "past", buffers[i].bytes);
         }
       }
       free(buffers[i].p - GUARD);
@@ -173,21 +184,22 @@ double *doubles_of_reals(const MoeReal *x, size_t n)
 
 /* -- errors -- */
 
-static double error_of(const double *got, const double *want, size_t n)
+/* Over the norm of `size`. */
+static double error_of(const double *got, const double *want, const double *size, size_t n)
 {
   double diff = 0;
   double norm = 0;
   for (size_t i = 0; i < n; i++) {
     diff += (got[i] - want[i]) * (got[i] - want[i]);
-    norm += want[i] * want[i];
+    norm += size[i] * size[i];
   }
   return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
 }
 
-static void check(const char *what, double *got, double *twin, const double *want, size_t n)
+static void check(const char *what, double *got, double *twin, const double *want, const double *size, size_t n)
 {
-  double error = error_of(got, want, n);
-  double of_twin = error_of(twin, want, n);
+  double error = error_of(got, want, size, n);
+  double of_twin = error_of(twin, want, size, n);
   double bound = MOE_BF16 ? fmax(2 * of_twin, 1e-5) : 1e-5;
   free(got);
   free(twin);
@@ -201,12 +213,17 @@ static void check(const char *what, double *got, double *twin, const double *wan
 
 void check_floats(const char *what, const float *got, const float *twin, const double *want, size_t n)
 {
-  check(what, doubles_of(got, n), doubles_of(twin, n), want, n);
+  check(what, doubles_of(got, n), doubles_of(twin, n), want, want, n);
+}
+
+void check_sums(const char *what, const float *got, const float *twin, const double *want, const double *size, size_t n)
+{
+  check(what, doubles_of(got, n), doubles_of(twin, n), want, size, n);
 }
 
 void check_reals(const char *what, const MoeReal *got, const MoeReal *twin, const double *want, size_t n)
 {
-  check(what, doubles_of_reals(got, n), doubles_of_reals(twin, n), want, n);
+  check(what, doubles_of_reals(got, n), doubles_of_reals(twin, n), want, want, n);
 }
 
 void check_same(const char *what, const void *got, const void *twin, size_t bytes)

@@ -33,6 +33,9 @@ double *doubles_of_reals(const MoeReal *x, size_t n);
    twin. NaN is an error. */
 void check_floats(const char *what, const float *got, const float *twin, const double *want, size_t n);
 void check_reals(const char *what, const MoeReal *got, const MoeReal *twin, const double *want, size_t n);
+/* Sums of few values, which may cancel: over the norm of `size`, each sum's with all terms positive. */
+void check_sums(const char *what, const float *got, const float *twin, const double *want, const double *size,
+                size_t n);
 /* The C twin does nothing else: the same bits. */
 void check_same(const char *what, const void *got, const void *twin, size_t bytes);
 

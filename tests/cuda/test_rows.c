@@ -155,9 +155,8 @@ static void heads_twin(size_t seq, const MoeReal *qkv, const float *w, const flo
   free(room);
 }
 
-/* One head in fp64: y = turn(norm(x)), and back from d. */
-static void head64(size_t pos, bool turned, const double *x, const double *gain, const double *d, double *y, double *dx,
-                   double *dgain)
+void head64(size_t pos, bool turned, const double *x, const double *gain, const double *d, double *y, double *dx,
+            double *dgain)
 {
   double mid[D];
   double dmid[D];

@@ -2,9 +2,18 @@
 #ifndef CUDA_TESTS_H
 #define CUDA_TESTS_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 int test_rows(void);
 int test_router(void);
 int test_messages(void);
 int test_experts(void);
+int test_attention(void);
+
+/* One head in fp64: y = turn(norm(x)), and from its gradient d to dx and the gain's, which is added to. Not turned: a
+   value. test_rows.c has it. */
+void head64(size_t pos, bool turned, const double *x, const double *gain, const double *d, double *y, double *dx,
+            double *dgain);
 
 #endif

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# A test of the tests: kernels with one fault each must fail the tests of their group.
+#   mutations.sh CXX CONFIG OBJECT... -- LINK...     objects of a test program; what it is linked with
+set -euo pipefail
+cxx=$1 config=$2
+shift 2
+objects=()
+while [ "$1" != -- ]; do
+  objects+=("$1")
+  shift
+done
+shift
+link=("$@")
+cd "$(dirname "$0")/../.."
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+
+# try WHAT GROUP KERNEL FILE SED: the tests of GROUP with KERNEL compiled after SED has been applied to FILE.
+try() {
+  cp templates/*.cu templates/*.cuh "$dir"
+  sed -i -E "$5" "$dir/$4"
+  if cmp -s "templates/$4" "$dir/$4"; then
+    echo "$1: nothing was changed in $4"
+    failed=1
+    return
+  fi
+  "$cxx" -std=gnu++17 -O1 -w -march=native -fno-math-errno -fPIE -include "$config" -Iruntime -Itemplates -Itemplates/simt \
+    -Itests/kernels/configs -x c++ -c "$dir/$3" -o "$dir/kernel.o"
+  others=()
+  for object in "${objects[@]}"; do
+    case "$object" in */"$3".o) ;; *) others+=("$object") ;; esac
+  done
+  "$cxx" "${others[@]}" "$dir/kernel.o" -o "$dir/run" "${link[@]}"
+  local rc=0
+  "$dir/run" "$2" >"$dir/log" 2>&1 || rc=$?
+  if [ "$rc" = 0 ]; then
+    echo "$1: not noticed"
+    failed=1
+  else
+    echo "$1: $(grep -m1 -oE 'ERROR: .*' "$dir/log" || tail -n 1 "$dir/log")"
+  fi
+}
+
+# Removes the n-th line that has the text.
+nth() { echo "$2" | awk -v n="$1" -v file="$3" '{ text = $0 } END { while ((getline line < file) > 0) { at++; if (index(line, text) && ++seen == n) { print at "d"; exit } } }'; }
+
+try "no barrier before a block's sum is read" rows norm.cu moe_cuda.cuh "$(nth 1 '__syncthreads' templates/moe_cuda.cuh)"
+try "no barrier before a block's sum is written again" rows norm.cu moe_cuda.cuh "$(nth 2 '__syncthreads' templates/moe_cuda.cuh)"
+try "no barrier in a tree of sums" rows optimizer.cu optimizer.cu "$(nth 1 '__syncthreads' templates/optimizer.cu)"
+try "no barrier after a tile of a product" experts grouped.cu grouped.cu "$(nth 2 '__syncthreads' templates/grouped.cu)"
+try "no barrier within a warp" messages messages.cu messages.cu "$(nth 1 '__syncwarp' templates/messages.cu)"
+try "a barrier that some threads do not reach" router router.cu router.cu 's/^(    )tile\[threadIdx.x\] = here/\1if (here >= n) { return; }\n&/'
+try "one too few elements of shared memory" experts grouped.cu grouped.cu 's/(tile_a, AREA)/\1 - 2/'
+try "one too many elements of a buffer" rows norm.cu norm.cu 's/i >= columns/i > columns/'
+try "an output that is not written" rows norm.cu norm.cu '/rstd\[blockIdx.x\] = r;/d'
+try "a column that is not written" rows heads.cu heads.cu '0,/i = TURNED \* D \+/s//i = TURNED * D + 1 +/'
+try "several blocks that add to the same row" rows embed_head.cu embed_head.cu 's/if \(occurs\(.*/if (false) {/'
+exit $failed

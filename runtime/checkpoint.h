@@ -73,6 +73,7 @@ typedef struct MoeManifest {
   int32_t n_shapes;
   json_t *model_keys; /* object of strings */
   json_t *train_keys;
+  json_t *options; /* object of strings: moe_options_kept() */
   MoeCkFile *files;
   int32_t n_files;
   MoeCkTensor *tensors;
@@ -115,6 +116,13 @@ typedef struct MoeCheckpoint {
    differ, all differences are listed. On failure there is nothing to close. */
 MoeStatus moe_checkpoint_open(MoeCheckpoint *, const MoeBundle *, const char *path);
 void moe_checkpoint_close(MoeCheckpoint *);
+
+/* Whether the folder is a checkpoint. */
+bool moe_ck_is(const char *path);
+
+/* *none_p: the path does not exist, or is a folder without a checkpoint or anything else: a run that has yet to begin.
+ */
+MoeStatus moe_checkpoint_none(const char *path, bool *none_p);
 
 /* Where the data of a shape of this program stands. */
 MoeCkShape moe_checkpoint_shape(const MoeCheckpoint *, const MoeBundle *shape);

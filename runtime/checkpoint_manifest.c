@@ -8,7 +8,7 @@
 #include "runtime/crc.h"
 #include "runtime/log.h"
 
-enum { VERSION = 1, MAX_FILES = 100000 };
+enum { VERSION = 2, MAX_FILES = 100000 };
 
 /* The end of the file; its length does not depend on the value. */
 #define TAIL ",\n\"crc32\":\"%08" PRIx32 "\"}\n"
@@ -84,14 +84,15 @@ static void put_manifest(const MoeManifest *m, FILE *out)
   for (int32_t i = 0; i < m->n_shapes; i++) {
     const MoeCkShape *s = &m->shapes[i];
     put(out, i > 0 ? ",\n" : "",
-        json_pack("{s:s,s:I,s:I,s:I,s:o}", "name", s->name, "seq", (json_int_t)s->seq, "sequences",
-                  (json_int_t)s->place.next, "order_of", (json_int_t)s->place.samples, "data",
-                  hex64(s->place.identity)),
+        json_pack("{s:s,s:I,s:I,s:I,s:o,s:o}", "name", s->name, "seq", (json_int_t)s->seq, "sequences",
+                  (json_int_t)s->place.next, "order_of", (json_int_t)s->place.samples, "data", hex64(s->place.identity),
+                  "data_crc32", hex32(s->place.content)),
         "");
   }
   fputs("\n],\n", out);
   put(out, "\"model\":", json_incref(m->model_keys), ",\n");
-  put(out, "\"train\":", json_incref(m->train_keys), ",\n\"files\":[\n");
+  put(out, "\"train\":", json_incref(m->train_keys), ",\n");
+  put(out, "\"options\":", json_incref(m->options), ",\n\"files\":[\n");
   for (int32_t i = 0; i < m->n_files; i++) {
     const MoeCkFile *f = &m->files[i];
     put(out, "", json_pack("{s:I,s:o}", "bytes", (json_int_t)f->bytes, "header_crc32", hex32(f->header_crc)),
@@ -236,17 +237,20 @@ static const char *read_shapes(MoeManifest *m, const json_t *rows)
   json_array_foreach(rows, i, row)
   {
     json_int_t seq, next, samples;
-    json_t *identity;
+    json_t *identity, *content;
+    uint64_t crc;
     MoeCkShape *at = &m->shapes[i];
-    if (json_unpack(row, "{s:s,s:I,s:I,s:I,s:o!}", "name", &at->name, "seq", &seq, "sequences", &next, "order_of",
-                    &samples, "data", &identity) != 0 ||
-        seq < 1 || next < 0 || samples < 0 || !read_hex(identity, 16, &at->place.identity)) {
-      return "one of its shapes has not the keys name, seq, sequences, order_of and data";
+    if (json_unpack(row, "{s:s,s:I,s:I,s:I,s:o,s:o!}", "name", &at->name, "seq", &seq, "sequences", &next, "order_of",
+                    &samples, "data", &identity, "data_crc32", &content) != 0 ||
+        seq < 1 || next < 0 || samples < 0 || !read_hex(identity, 16, &at->place.identity) ||
+        !read_hex(content, 8, &crc)) {
+      return "one of its shapes has not the keys name, seq, sequences, order_of, data and data_crc32";
     }
     at->seq = seq;
     at->known = true;
     at->place.next = (uint64_t)next;
     at->place.samples = (uint64_t)samples;
+    at->place.content = (uint32_t)crc;
     at->place.seed = m->seed;
   }
   return NULL;
@@ -299,17 +303,17 @@ static const char *read_root(MoeManifest *m)
   json_t *plan, *shapes, *files, *tensors, *crc;
   const char *seed;
   int version;
-  if (json_unpack(m->root, "{s:i,s:I,s:I,s:s,s:F,s:o,s:s,s:o,s:o,s:o,s:o,s:o,s:o!}", "moec_checkpoint", &version,
+  if (json_unpack(m->root, "{s:i,s:I,s:I,s:s,s:F,s:o,s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o!}", "moec_checkpoint", &version,
                   "step", &step, "updates", &updates, "seed", &seed, "next_lr", &m->next_lr, "plan", &plan, "turn",
-                  &m->turn, "shapes", &shapes, "model", &m->model_keys, "train", &m->train_keys, "files", &files,
-                  "tensors", &tensors, "crc32", &crc) != 0) {
+                  &m->turn, "shapes", &shapes, "model", &m->model_keys, "train", &m->train_keys, "options", &m->options,
+                  "files", &files, "tensors", &tensors, "crc32", &crc) != 0) {
     return "it has not the keys that it should have, or not with values of their kind";
   }
   if (step < 0 || updates < 0 || updates > step || !read_seed(seed, &m->seed) || !read_hex(plan, 16, &m->plan_hash)) {
     return "its step, updates, seed or plan has a value that cannot be";
   }
-  if (!are_texts(m->model_keys) || !are_texts(m->train_keys)) {
-    return "a setting of its model or train is not a text";
+  if (!are_texts(m->model_keys) || !are_texts(m->train_keys) || !are_texts(m->options)) {
+    return "a setting of its model, train or options is not a text";
   }
   size_t n_shapes = json_array_size(shapes), n_files = json_array_size(files), n_tensors = json_array_size(tensors);
   if (!json_is_array(shapes) || n_files < 1 || n_tensors < 1 || n_shapes > MAX_FILES || n_files > MAX_FILES ||

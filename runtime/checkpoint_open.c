@@ -141,9 +141,35 @@ static MoeStatus tell(const MoeCheckpoint *c, const MoeBundle *b)
   return MOE_OK;
 }
 
+bool moe_ck_is(const char *path)
+{
+  struct stat status;
+  char *manifest = moe_path_in(path, MOE_CK_MANIFEST);
+  bool is = manifest != NULL && stat(manifest, &status) == 0;
+  free(manifest);
+  return is;
+}
+
+MoeStatus moe_checkpoint_none(const char *path, bool *none_p)
+{
+  struct stat status;
+  int64_t *steps = NULL;
+  int32_t n = 0;
+  char *other = NULL;
+  *none_p = stat(path, &status) != 0 && errno == ENOENT;
+  if (*none_p || moe_ck_is(path)) {
+    return MOE_OK;
+  }
+  MOE_TRY(moe_ck_steps(path, &steps, &n, &other));
+  *none_p = n == 0 && other == NULL;
+  free(steps);
+  free(other);
+  return MOE_OK;
+}
+
 MoeStatus moe_checkpoint_open(MoeCheckpoint *c, const MoeBundle *b, const char *path)
 {
-  struct stat of_dir, of_manifest;
+  struct stat of_dir;
   int64_t *steps = NULL;
   int32_t n = 0;
   char *other = NULL;
@@ -153,9 +179,7 @@ MoeStatus moe_checkpoint_open(MoeCheckpoint *c, const MoeBundle *b, const char *
     moe_error("cannot resume from %s: %s", path, exists ? "it is not a folder" : strerror(errno));
     return MOE_EIO;
   }
-  char *manifest = moe_path_in(path, MOE_CK_MANIFEST);
-  bool named = manifest != NULL && stat(manifest, &of_manifest) == 0;
-  free(manifest);
+  bool named = moe_ck_is(path);
   MoeStatus status = MOE_OK;
   if (!named) {
     status = moe_ck_steps(path, &steps, &n, &other);

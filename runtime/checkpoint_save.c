@@ -70,6 +70,19 @@ static MoeStatus name_tensors(MoeSaver *s)
   return MOE_OK;
 }
 
+uint64_t moe_saver_bytes(const MoeBundle *b, int32_t rank)
+{
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < b->n_buckets; i++) {
+    int32_t k = moe_holder_index(b, &b->buckets[i], rank);
+    if (k >= 0) {
+      bytes +=
+          (uint64_t)moe_part_size(b->buckets[i].elems, b->buckets[i].n_holders, k) * MOE_CK_STATE_COUNT * sizeof(float);
+    }
+  }
+  return bytes;
+}
+
 static MoeStatus open_lists(MoeSaver *s, const MoeExec *x)
 {
   s->n_parts = moe_ck_parts(s->bundle, s->rank, NULL);
@@ -83,10 +96,7 @@ static MoeStatus open_lists(MoeSaver *s, const MoeExec *x)
     return out_of_memory();
   }
   moe_ck_parts(s->bundle, s->rank, s->parts);
-  for (int32_t i = 0; i < x->mem.n_held; i++) {
-    s->copy_bytes += (uint64_t)x->mem.held[i].n * MOE_CK_STATE_COUNT * sizeof *s->copy;
-  }
-  s->copy_bytes += sizeof *s->copy; /* a rank may own nothing */
+  s->copy_bytes = moe_saver_bytes(s->bundle, s->rank) + sizeof *s->copy; /* a rank may own nothing */
   void *copy = mmap(NULL, s->copy_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) {
     return out_of_memory();
@@ -302,6 +312,7 @@ static MoeStatus write_manifest(MoeSaver *s, const char *folder)
                    .n_shapes = s->moment.n_shapes,
                    .model_keys = moe_ck_keys(b->model_keys),
                    .train_keys = moe_ck_keys(b->train_keys),
+                   .options = s->moment.options,
                    .n_files = s->shared->n_ranks,
                    .n_tensors = b->n_params};
   for (int32_t r = 0; r < m.n_files; r++) {

@@ -13,6 +13,7 @@ typedef struct MoeMoment {
   uint64_t seed;
   double next_lr;
   const char *turn;
+  json_t *options;
   const MoeCkShape *shapes;
   int32_t n_shapes;
 } MoeMoment;
@@ -51,6 +52,9 @@ typedef struct MoeSaved {
   uint64_t bytes;
   double seconds; /* from the end of the step */
 } MoeSaved;
+
+/* Bytes of a rank's copy: three states of what it owns. */
+uint64_t moe_saver_bytes(const MoeBundle *, int32_t rank);
 
 MoeStatus moe_saver_open(MoeSaver *, const MoeExec *, const char *dir, int64_t keep);
 void moe_saver_close(MoeSaver *);

@@ -4,12 +4,15 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include "runtime/crc.h"
 #include "runtime/data_blend.h"
 #include "runtime/data_find.h"
 #include "runtime/init.h"
 #include "runtime/log.h"
 
 #define CHECK_AT_START_BYTES (64 << 20)
+
+enum { PAGE = 4096 };
 
 const char *const moe_format_names[MOE_N_FORMATS] = {"auto", "bytes", "uint16", "uint32", "llmc", "indexed"};
 
@@ -132,6 +135,31 @@ static MoeStatus check_ids(const MoeData *d)
   return MOE_OK;
 }
 
+static uint32_t crc_of_ends(uint32_t crc, const uint8_t *bytes, size_t n)
+{
+  size_t some = n < PAGE ? n : PAGE;
+  return moe_crc32(moe_crc32(crc, bytes, some), bytes + n - some, some);
+}
+
+static MoeStatus read_content(MoeData *d)
+{
+  uint8_t ends[2 * PAGE];
+  for (int32_t f = 0; f < d->n_files; f++) {
+    const MoeTokenFile *file = &d->files[f];
+    int64_t some = file->bytes < PAGE ? file->bytes : PAGE;
+    int64_t first = moe_tokens_bytes(file, 0, ends, some);
+    int64_t last = moe_tokens_bytes(file, file->bytes - some, ends + PAGE, some);
+    if (first < 0 || last < 0) {
+      return MOE_EIO;
+    }
+    d->content = moe_crc32(moe_crc32(d->content, ends, (size_t)first), ends + PAGE, (size_t)last);
+  }
+  if (d->index.base != NULL) {
+    d->content = crc_of_ends(d->content, d->index.base, d->index.bytes);
+  }
+  return MOE_OK;
+}
+
 MoeStatus moe_data_open(MoeData *d, const MoeDataIn *in)
 {
   *d = (MoeData){.in = *in};
@@ -139,6 +167,7 @@ MoeStatus moe_data_open(MoeData *d, const MoeDataIn *in)
     return moe_blend_open(d);
   }
   MOE_TRY(moe_data_find(d));
+  MOE_TRY(read_content(d));
   MOE_TRY(d->format == MOE_FORMAT_INDEXED ? open_orders(d) : open_pieces(d));
   return check_ids(d);
 }
@@ -290,7 +319,8 @@ int32_t moe_data_label(const MoeData *d, const int32_t *tokens, int64_t i)
 
 MoeDataPlace moe_data_place(const MoeData *d, uint64_t next)
 {
-  MoeDataPlace place = {.next = next, .seed = d->in.seed, .identity = moe_mix((uint64_t)d->format + 1)};
+  MoeDataPlace place = {
+      .next = next, .seed = d->in.seed, .identity = moe_mix((uint64_t)d->format + 1), .content = d->content};
   bool finite = d->n_parts > 0 || d->format == MOE_FORMAT_INDEXED; /* the order is made for so many samples */
   place.samples = finite ? (uint64_t)d->in.samples : 0;
   uint64_t sizes[] = {(uint64_t)d->in.seq, d->format == MOE_FORMAT_LLMC ? (uint64_t)d->in.batch : 0,
@@ -304,6 +334,7 @@ MoeDataPlace moe_data_place(const MoeData *d, uint64_t next)
   for (int32_t p = 0; p < d->n_parts; p++) { /* how many samples a part is made for says its share */
     place.identity = moe_mix(place.identity ^ moe_data_place(&d->parts[p], 0).identity);
     place.identity = moe_mix(place.identity ^ (uint64_t)d->parts[p].in.samples);
+    place.content = moe_crc32(place.content, &d->parts[p].content, sizeof place.content);
   }
   return place;
 }
@@ -328,6 +359,13 @@ MoeStatus moe_data_check_place(const MoeData *d, const MoeDataPlace *place)
         "%s: the run cannot go on with the same tokens: the format, the sizes of the files, --holdout or the sets "
         "and their shares were others",
         d->in.path);
+    return MOE_EINVAL;
+  }
+  if (place->content != own.content) {
+    moe_error(
+        "%s: the run cannot go on with the same tokens: the CRC-32 of the first and last %d bytes of the files was "
+        "%08x and is %08x",
+        d->in.path, PAGE, (unsigned)place->content, (unsigned)own.content);
     return MOE_EINVAL;
   }
   return MOE_OK;

@@ -64,6 +64,7 @@ typedef struct MoeData {
   int64_t train_tokens; /* the rest is held out */
   int64_t n_train;      /* samples */
   int64_t n_eval;
+  uint32_t content;    /* see MoeDataPlace */
   MoePiece *pieces[2]; /* [n_files] of training, held out; NULL of indexed data */
   char *index_path;
   MoeIndex index;
@@ -111,6 +112,7 @@ typedef struct MoeDataPlace {
       samples; /* what the order was made for (0: it does not depend on that); goes into MoeDataIn of the resumed run */
   uint64_t seed;
   uint64_t identity; /* of format, files' sizes, parts and sample length */
+  uint32_t content;  /* CRC-32 of the first and the last 4096 bytes of every file, indices too */
 } MoeDataPlace;
 
 MoeDataPlace moe_data_place(const MoeData *, uint64_t next);

@@ -130,14 +130,14 @@ static MoeStatus map_file(MoeIndex *x)
     close(fd);
     return MOE_EIO;
   }
-  void *base = st.st_size == 0 ? NULL : mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+  bool mapped = st.st_size == 0 || moe_map(&x->mapped, fd, (size_t)st.st_size, PROT_READ, x->path);
   int map_errno = errno;
   close(fd);
-  if (base == MAP_FAILED) {
+  if (!mapped) {
     moe_error("cannot map index %s: %s", x->path, strerror(map_errno));
     return MOE_EIO;
   }
-  x->base = base;
+  x->base = x->mapped.base;
   x->bytes = (size_t)st.st_size;
   return MOE_OK;
 }
@@ -153,9 +153,7 @@ MoeStatus moe_index_open(MoeIndex *x, const char *path)
 
 void moe_index_close(MoeIndex *x)
 {
-  if (x->base != NULL) {
-    munmap(x->base, x->bytes);
-  }
+  moe_unmap(&x->mapped);
   *x = (MoeIndex){0};
 }
 

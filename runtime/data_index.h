@@ -13,10 +13,12 @@
 #include <stdbool.h>
 
 #include "runtime/data_tokens.h"
+#include "runtime/mapped.h"
 
 typedef struct MoeIndex {
   const char *path;
-  uint8_t *base; /* mapped read-only; shared with forked processes */
+  MoeMapped mapped; /* read-only; shared with forked processes */
+  const uint8_t *base;
   size_t bytes;
   MoeTokenType type;
   int64_t n_seqs;

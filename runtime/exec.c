@@ -186,6 +186,27 @@ static MoeStatus run_compute(MoeExec *x)
   return wait_for(x, -1);
 }
 
+/* Number of this rank's first sequence of a micro-batch within the step's global batch. */
+static int64_t first_sequence(const MoeExec *x, int32_t mb)
+{
+  const MoeBundle *b = x->bundle;
+  int64_t seqs = moe_mb_seqs(b->global_batch, b->replicas, x->me.replica, b->mb_seqs, mb);
+  return moe_mb_first(b->global_batch, b->replicas, x->me.replica, b->mb_seqs, mb) +
+         moe_part_begin(seqs, x->me.group->n_ranks, x->me.index);
+}
+
+/* What differs from step to step. */
+static void set_call(const MoeExec *x, int32_t op)
+{
+  const MoeBundle *b = x->bundle;
+  MoeCall *call = &x->info[op].call;
+  call->step = (uint32_t)x->tick;
+  call->inv_tokens = x->step.inv_tokens;
+  if (x->ops[op].kind == MOE_OP_HEAD) {
+    call->logits = x->step.logits != NULL ? x->step.logits + first_sequence(x, call->mb) * b->seq * b->vocab : NULL;
+  }
+}
+
 MoeStatus moe_exec_step(MoeExec *x, const MoeStep *step)
 {
   x->step = *step;
@@ -199,8 +220,7 @@ MoeStatus moe_exec_step(MoeExec *x, const MoeStep *step)
   memset(x->scalars, 0, sizeof x->scalars);
   memset(x->totals, 0, sizeof x->totals);
   for (int32_t i = 0; i < x->n_ops; i++) {
-    x->info[i].call.step = (uint32_t)x->tick;
-    x->info[i].call.inv_tokens = step->inv_tokens;
+    set_call(x, i);
   }
   if (x->has_thread) {
     atomic_store(&x->go, x->tick + 1);
@@ -346,8 +366,7 @@ int32_t moe_exec_batch(MoeExec *x, int32_t mb, int64_t *first_p, int32_t **token
   int64_t seqs = moe_mb_seqs(b->global_batch, b->replicas, x->me.replica, b->mb_seqs, mb);
   int64_t n = x->me.group->n_ranks;
   int64_t at = mb * moe_part_max(b->mb_seqs, n) * b->seq;
-  *first_p =
-      moe_mb_first(b->global_batch, b->replicas, x->me.replica, b->mb_seqs, mb) + moe_part_begin(seqs, n, x->me.index);
+  *first_p = first_sequence(x, mb);
   *tokens_p = x->mem.tokens + at;
   *labels_p = x->mem.labels + at;
   return (int32_t)moe_part_size(seqs, n, x->me.index);

@@ -46,7 +46,7 @@ typedef struct MoeOpInfo {
   int32_t first_arrival;
   int64_t start_ns; /* of this step, for the trace */
   int64_t end_ns;   /* of this step, on the rank's timeline; set before the op counts as finished */
-  MoeCall call;     /* filled in except for step, peer, scratch and inv_tokens */
+  MoeCall call;     /* filled in except for step, peer, scratch, logits and inv_tokens */
 } MoeOpInfo;
 
 /* One direction between this rank and another, with the cursors of the running step. */
@@ -67,6 +67,7 @@ typedef struct MoeStep {
   bool update; /* false: evaluation */
   bool trace;
   double inv_tokens;
+  float *logits;    /* [global_batch, seq, vocab] to be kept, or NULL */
   MoeAdam adam;     /* without scale */
   int64_t begin_ns; /* of a rehearsal's timeline */
 } MoeStep;

@@ -30,6 +30,16 @@ MoeStatus moe_file_put(const char *path, const void *bytes, size_t n); /* a whol
    folder outlive a crash only once the folder itself is on the disk. */
 bool moe_sync(int fd);
 
+/* Removes what runs that were killed have left of this file or folder: PATH.tmpPID whose process is gone and that
+   nobody holds. Each is told. */
+void moe_file_sweep(const char *path);
+
+/* Held as long as this process or a child of it has the descriptor, so that moe_file_sweep() of another leaves it. */
+void moe_file_hold(int fd);
+
+/* Whether the path leads to a file in the folder, by whatever names and links. */
+bool moe_folder_holds(const char *folder, const char *path);
+
 /* "FOLDER/NAME"; malloc'd, NULL: out of memory. */
 char *moe_path_in(const char *folder, const char *name);
 

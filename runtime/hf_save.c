@@ -121,7 +121,12 @@ static MoeStatus make_temp(MoeHfSave *s)
     rmdir(s->temp);
     return failure;
   }
-  return !replaces || mkdir(s->temp, 0777) == 0 ? MOE_OK : failed("create", s->temp);
+  if (replaces && mkdir(s->temp, 0777) != 0) {
+    return failed("create", s->temp);
+  }
+  s->lock = open(s->temp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  moe_file_hold(s->lock);
+  return MOE_OK;
 }
 
 static MoeStatus make_folder(MoeHfSave *s, const char *path)
@@ -214,7 +219,7 @@ static MoeStatus begin(MoeHfSave *s, const MoeBundle *b, const char *path, int64
 
 MoeStatus moe_hf_save_begin(MoeHfSave *s, const MoeBundle *b, const char *path, int64_t shard_bytes)
 {
-  *s = (MoeHfSave){.chunk = 8 << 20};
+  *s = (MoeHfSave){.chunk = 8 << 20, .lock = -1};
   if (b->hf == NULL || b->hf->config == NULL) {
     moe_error("--save-hf: %s has no Hugging Face configuration: %s", b->model,
               b->hf != NULL && b->hf->why != NULL ? b->hf->why : "its family is not known");
@@ -356,6 +361,15 @@ static MoeStatus sync_folder(const char *path)
   return status;
 }
 
+static MoeStatus sync_parent(const char *path)
+{
+  const char *slash = strrchr(path, '/');
+  char *parent = slash == NULL ? strdup(".") : strndup(path, slash > path ? (size_t)(slash - path) : 1);
+  MoeStatus status = parent != NULL ? sync_folder(parent) : out_of_memory(path);
+  free(parent);
+  return status;
+}
+
 MoeStatus moe_hf_save_commit(MoeHfSave *s, const MoeBundle *b)
 {
   if (s->temp == NULL) {
@@ -374,7 +388,7 @@ MoeStatus moe_hf_save_commit(MoeHfSave *s, const MoeBundle *b)
   }
   free(s->temp);
   s->temp = NULL;
-  return MOE_OK;
+  return sync_parent(s->target);
 }
 
 void moe_hf_save_abandon(MoeHfSave *s)
@@ -385,6 +399,9 @@ void moe_hf_save_abandon(MoeHfSave *s)
   }
   if (s->temp != NULL) {
     moe_folder_remove(s->temp); /* everything in it is ours: it was made by this process */
+  }
+  if (s->lock > 0) {
+    close(s->lock);
   }
   free(s->temp);
   free(s->target);

@@ -19,6 +19,7 @@ typedef struct MoeHfSave {
   const char *path; /* NULL: nothing is saved */
   char *target;     /* where links in it lead */
   char *temp;       /* folder in the making */
+  int lock;         /* its descriptor, while it is one */
   MoeStTensor *tensors;
   int64_t (*shapes)[4];
   char (*names)[MOE_HF_NAME];

@@ -7,12 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/checkpoint_dir.h"
+#include "runtime/checkpoint_save.h"
 #include "runtime/emu.h"
 #include "runtime/launch.h"
 #include "runtime/log.h"
+#include "runtime/mapped.h"
 #include "runtime/run.h"
 #include "runtime/shapes.h"
 #include "runtime/tensors.h"
@@ -84,7 +87,7 @@ static void print_plan(const MoeBundle *b)
   }
 }
 
-static MoeStatus print_memory(const MoeBundle *b, const MoeKernels *kernels, const MoeWiring *wirings)
+static MoeStatus print_memory(const MoeBundle *b, const MoeKernels *kernels, const MoeWiring *wirings, bool saves)
 {
   MoeStatus status = MOE_OK;
   MoeMem *mems = calloc((size_t)moe_n_shapes(b), sizeof *mems);
@@ -92,15 +95,21 @@ static MoeStatus print_memory(const MoeBundle *b, const MoeKernels *kernels, con
     moe_error("out of memory");
     return MOE_ENOMEM;
   }
-  printf("rank group      weights    gradients    optimizer  activations      buffers    workspace        total\n");
+  printf("rank group      weights    gradients    optimizer  activations      buffers    workspace%s        total\n",
+         saves ? "       saving" : "");
   for (int32_t r = 0; r < moe_n_ranks(b) && status == MOE_OK; r++) {
     MoeRank me = moe_rank_of(b, r);
     status = moe_mem_size(mems, b, r, kernels, wirings);
     MoeMem m = mems[0];
-    unsigned long long total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.workspace;
-    printf("%4d %-5s %12llu %12llu %12llu %12llu %12llu %12llu %12llu\n", r, me.group->name,
-           (unsigned long long)m.weights, (unsigned long long)m.gradients, (unsigned long long)m.optimizer,
-           (unsigned long long)m.activations, (unsigned long long)m.buffers, (unsigned long long)m.workspace, total);
+    uint64_t saving = saves ? moe_saver_bytes(b, r) : 0;
+    const uint64_t terms[] = {m.weights, m.gradients, m.optimizer, m.activations, m.buffers, m.workspace, saving};
+    uint64_t total = 0;
+    printf("%4d %-5s", r, me.group->name);
+    for (int i = 0; i < (saves ? 7 : 6); i++) {
+      printf(" %12llu", (unsigned long long)terms[i]);
+      total += terms[i];
+    }
+    printf(" %12llu\n", (unsigned long long)total);
     moe_mem_unmap(mems);
   }
   free(mems);
@@ -288,9 +297,14 @@ static MoeStatus map_shared(MoeRun *run)
 static MoeStatus begin_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
 {
   const MoeOptions *o = run->options;
+  moe_options_sweep(o);
   MOE_TRY(open_log(run));
   if (o->dump_grads != NULL) {
     MOE_TRY(moe_tensors_begin(&run->grads, run->bundle, o->dump_grads));
+  }
+  if (o->dump_logits != NULL) {
+    int32_t shape = moe_options_turn(o, o->steps - 1);
+    MOE_TRY(moe_logits_begin(&run->logits, moe_shape_at(run->bundle, shape), o->dump_logits));
   }
   if (o->dump_weights != NULL) {
     MOE_TRY(moe_tensors_begin(&run->weights, run->bundle, o->dump_weights));
@@ -319,17 +333,38 @@ static MoeStatus commit_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
   MOE_TRY(moe_hf_save_commit(&run->hf, run->bundle));
   MOE_TRY(moe_st_commit(&run->grads));
   MOE_TRY(moe_st_commit(&run->weights));
+  MOE_TRY(moe_logits_commit(&run->logits));
   MOE_TRY(moe_file_commit(trace));
   return moe_file_commit(batch);
 }
 
+static MoeStatus refuse_checkpoint(const char *path)
+{
+  int64_t *steps = NULL;
+  int32_t n = 0;
+  struct stat status;
+  bool folder = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+  bool one = folder && moe_ck_is(path);
+  MOE_TRY(folder && !one ? moe_ck_steps(path, &steps, &n, NULL) : MOE_OK);
+  free(steps);
+  if (one || n > 0) {
+    moe_error("--init %s: %s; --resume goes on from it, and --save-hf there writes what --init reads", path,
+              one ? "it is a checkpoint" : "it holds checkpoints");
+    return MOE_EINVAL;
+  }
+  return MOE_OK;
+}
+
 static MoeStatus open_init(MoeRun *run, MoeHfLoad *init)
 {
-  if (run->options->init == NULL) {
+  if (run->options->init == NULL || run->resume != NULL) {
     return MOE_OK;
   }
-  MOE_TRY(moe_hf_open(init, run->bundle, run->options->init));
-  moe_hf_check_config(run->bundle, run->options->init);
+  const char *path = run->options->init;
+  MOE_TRY(refuse_checkpoint(path));
+  MOE_TRY(moe_hf_open(init, run->bundle, path));
+  MOE_TRY(moe_options_spare_folder(run->options, "init", path));
+  moe_hf_check_config(run->bundle, path);
   run->init = init;
   return MOE_OK;
 }
@@ -337,9 +372,18 @@ static MoeStatus open_init(MoeRun *run, MoeHfLoad *init)
 /* Where the run begins, and that it can be saved. */
 static MoeStatus open_checkpoints(MoeRun *run, MoeOptions *o, MoeCheckpoint *c, int *lock_p)
 {
-  if (o->resume != NULL) {
+  bool begins = false;
+  if (o->resume != NULL && moe_options_restarts(o)) {
+    MOE_TRY(moe_checkpoint_none(o->resume, &begins));
+    if (begins) {
+      moe_note("%s holds no checkpoint yet: beginning with step 1", o->resume);
+    }
+  }
+  if (o->resume != NULL && !begins) {
     MOE_TRY(moe_checkpoint_open(c, run->bundle, o->resume));
     const MoeManifest *m = &c->manifest;
+    MOE_TRY(moe_options_spare_folder(o, "resume", c->path));
+    MOE_TRY(moe_options_resume(o, m->options, c->path));
     run->resume = c;
     run->first_step = m->step;
     if (moe_options_given(o, "seed") && o->seed != m->seed) {
@@ -348,8 +392,7 @@ static MoeStatus open_checkpoints(MoeRun *run, MoeOptions *o, MoeCheckpoint *c, 
       return MOE_EINVAL;
     }
     o->seed = m->seed;
-    bool wants_step = o->dump_grads != NULL || o->dump_batch != NULL || o->trace != NULL;
-    if (wants_step && o->trace_step <= m->step) {
+    if (moe_options_of_step(o) && o->trace_step <= m->step) {
       moe_error("%s is of step %lld, and step %lld was to be traced or dumped", c->path, (long long)m->step,
                 (long long)o->trace_step);
       return MOE_EINVAL;
@@ -361,6 +404,7 @@ static MoeStatus open_checkpoints(MoeRun *run, MoeOptions *o, MoeCheckpoint *c, 
       moe_note("nothing is left to train: --steps %lld", (long long)o->steps);
     }
   }
+  run->kept = moe_options_kept(o);
   int32_t k = 0;
   for (const MoeBundle *b = run->bundle; b != NULL; b = b->next, k++) {
     run->places[k] = run->resume != NULL ? moe_checkpoint_shape(c, b) : (MoeCkShape){.name = b->shape, .seq = b->seq};
@@ -394,6 +438,7 @@ static int run_job(MoeRun *run)
   moe_hf_close(&init);
   moe_st_abandon(&run->grads);
   moe_st_abandon(&run->weights);
+  moe_logits_abandon(&run->logits);
   moe_hf_save_abandon(&run->hf);
   moe_file_abandon(&trace);
   moe_file_abandon(&batch);
@@ -435,6 +480,7 @@ static void hold_standard_files(void)
 int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char **argv)
 {
   hold_standard_files();
+  moe_mapped_watch();
   MoeOptions options;
   if (moe_options_parse(&options, bundle, argc, argv) != MOE_OK) {
     return 2;
@@ -455,7 +501,7 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
   MoeCkShape *places = calloc((size_t)shapes, sizeof *places);
   if (wirings != NULL && data != NULL && places != NULL) {
     if (options.memory) {
-      code = print_memory(bundle, kernels, wirings) == MOE_OK && fflush(stdout) == 0 ? 0 : 1;
+      code = print_memory(bundle, kernels, wirings, options.save != NULL) == MOE_OK && fflush(stdout) == 0 ? 0 : 1;
     } else {
       if (bundle->emu != NULL && options.exec.scale == 0) {
         options.exec.scale = largest_scale(&options, bundle, wirings);
@@ -470,6 +516,7 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
                     .shared = &shared,
                     .grads = MOE_NO_ST_WRITER,
                     .weights = MOE_NO_ST_WRITER,
+                    .logits = MOE_NO_LOGITS,
                     .report = {.log_fd = -1}};
       if (shapes > 1 && options.shape == NULL && options.shapes == NULL) {
         moe_note("all steps take shape %s, the first of %d (--shape and --shapes choose others)", bundle->shape,
@@ -478,6 +525,7 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
       MoeCheckpoint checkpoint = {0};
       int lock = -1;
       code = open_checkpoints(&run, &options, &checkpoint, &lock) == MOE_OK ? run_job(&run) : 1;
+      json_decref(run.kept);
       moe_checkpoint_close(&checkpoint);
       if (lock >= 0) {
         close(lock);

@@ -75,6 +75,7 @@ typedef struct MoeCall {
   float *g_shared;
   const float *table; /* EMBED ops: embedding table; HEAD: output table. [vocab, H] */
   float *g_table;
+  float *logits;   /* HEAD: [n_seqs * seq, vocab] to be kept, or NULL */
   const MoeIn *in; /* messages of the RECV ops this op releases (RELAY: waits for), senders in rank order */
   int32_t n_in;
 

@@ -12,7 +12,20 @@
 
 #include "runtime/log.h"
 
-typedef enum Kind { FLAG, COUNT, SEED, REAL, TEXT, FOLDER, WORD, FORMAT, TOKEN, RATE } Kind; /* TEXT: a file */
+typedef enum Kind { FLAG, COUNT, SEED, NUMBER, TEXT, FOLDER, WORD, FORMAT, TOKEN, RATE } Kind; /* TEXT: a file */
+
+/* What becomes of it when a run goes on from a checkpoint. */
+typedef enum Resumed {
+  FREE, /* it may be another */
+  KEPT, /* the checkpoint's holds unless it is given again; another one is told */
+  OWN   /* the checkpoint keeps it in a way of its own */
+} Resumed;
+
+enum {
+  OUT = 1,  /* a file that is written */
+  STEP = 2, /* of a step that is run */
+  REAL = 4  /* not for rehearsals, which have neither kernels nor data */
+};
 
 #define FORMATS "bytes, uint16, uint32, llmc or indexed"
 
@@ -21,60 +34,72 @@ static const struct {
   const char *arg;
   Kind kind;
   size_t offset;
-  double least; /* of COUNT and REAL */
+  double least; /* of COUNT and NUMBER */
   double most;
+  Resumed resumed;
+  int use;
   const char *doc;
 } rows[] = {
-    {"steps", "N", COUNT, offsetof(MoeOptions, steps), 0, 1e15,
+    {"steps", "N", COUNT, offsetof(MoeOptions, steps), 0, 1e15, FREE, 0,
      "steps to train (default: the lr schedule's, else 100)"},
-    {"shape", "NAME", WORD, offsetof(MoeOptions, shape), 0, 0,
+    {"shape", "NAME", WORD, offsetof(MoeOptions, shape), 0, 0, OWN, 0,
      "train on this shape alone (default: the program's first)"},
-    {"shapes", "A:N,B:M", WORD, offsetof(MoeOptions, shapes), 0, 0,
+    {"shapes", "A:N,B:M", WORD, offsetof(MoeOptions, shapes), 0, 0, OWN, 0,
      "N steps on shape A, then M on shape B, and over again"},
-    {"data", "FILE", TEXT, offsetof(MoeOptions, data), 0, 0,
+    {"data", "FILE", TEXT, offsetof(MoeOptions, data), 0, 0, OWN, REAL,
      "tokens to train on: a file, a 'pattern*', PREFIX of a .bin with its .idx, or 0.7:ONE,0.3:TWO"},
-    {"format", "F", FORMAT, offsetof(MoeOptions, format), 0, 0,
+    {"format", "F", FORMAT, offsetof(MoeOptions, format), 0, 0, KEPT, REAL,
      "of the data: " FORMATS " (default: as the files say; text is bytes)"},
-    {"mask-token", "ID", TOKEN, offsetof(MoeOptions, mask_token), 0, 0,
+    {"mask-token", "ID", TOKEN, offsetof(MoeOptions, mask_token), 0, 0, KEPT, REAL,
      "labels with this id do not count, such as -100 or the id of padding"},
-    {"mask-after", "ID", TOKEN, offsetof(MoeOptions, mask_after), 0, 0,
+    {"mask-after", "ID", TOKEN, offsetof(MoeOptions, mask_after), 0, 0, KEPT, REAL,
      "labels that follow this id do not count, such as that of the end of a document"},
-    {"holdout", "X", REAL, offsetof(MoeOptions, holdout), 0, 0.9,
+    {"holdout", "X", NUMBER, offsetof(MoeOptions, holdout), 0, 0.9, KEPT, REAL,
      "last part of the data, for evaluation (default 0.1)"},
-    {"eval-every", "N", COUNT, offsetof(MoeOptions, eval_every), 1, 1e15,
+    {"eval-every", "N", COUNT, offsetof(MoeOptions, eval_every), 1, 1e15, FREE, REAL,
      "evaluate every N steps, not only at the end"},
-    {"log", "FILE", TEXT, offsetof(MoeOptions, log), 0, 0, "write one JSON object per step"},
-    {"trace", "FILE", TEXT, offsetof(MoeOptions, trace), 0, 0, "write a step's ops as Chrome trace events"},
-    {"trace-step", "N", COUNT, offsetof(MoeOptions, trace_step), 1, 1e15, "which step (default: the last)"},
-    {"save", "DIR", FOLDER, offsetof(MoeOptions, save), 0, 0, "write checkpoints into this folder, DIR/step-000100"},
-    {"save-every", "N", COUNT, offsetof(MoeOptions, save_every), 1, 1e15, "save every N steps, not only at the end"},
-    {"keep-last", "N", COUNT, offsetof(MoeOptions, keep_last), 1, 1e15, "keep only the N newest (default: all)"},
-    {"resume", "DIR", FOLDER, offsetof(MoeOptions, resume), 0, 0,
+    {"log", "FILE", TEXT, offsetof(MoeOptions, log), 0, 0, FREE, OUT, "write one JSON object per step"},
+    {"trace", "FILE", TEXT, offsetof(MoeOptions, trace), 0, 0, FREE, OUT | STEP,
+     "write a step's ops as Chrome trace events"},
+    {"trace-step", "N", COUNT, offsetof(MoeOptions, trace_step), 1, 1e15, FREE, 0, "which step (default: the last)"},
+    {"save", "DIR", FOLDER, offsetof(MoeOptions, save), 0, 0, FREE, REAL,
+     "write checkpoints into this folder, DIR/step-000100"},
+    {"save-every", "N", COUNT, offsetof(MoeOptions, save_every), 1, 1e15, FREE, REAL,
+     "save every N steps, not only at the end"},
+    {"keep-last", "N", COUNT, offsetof(MoeOptions, keep_last), 1, 1e15, FREE, REAL,
+     "keep only the N newest (default: all)"},
+    {"resume", "DIR", FOLDER, offsetof(MoeOptions, resume), 0, 0, FREE, REAL,
      "go on from a checkpoint, or from the newest good one of a folder"},
-    {"dump-grads", "FILE", TEXT, offsetof(MoeOptions, dump_grads), 0, 0, "the last step's gradients, as safetensors"},
-    {"dump-weights", "FILE", TEXT, offsetof(MoeOptions, dump_weights), 0, 0, "weights after the last step"},
-    {"dump-batch", "FILE", TEXT, offsetof(MoeOptions, dump_batch), 0, 0,
+    {"dump-grads", "FILE", TEXT, offsetof(MoeOptions, dump_grads), 0, 0, FREE, OUT | STEP | REAL,
+     "the last step's gradients, as safetensors"},
+    {"dump-logits", "FILE", TEXT, offsetof(MoeOptions, dump_logits), 0, 0, FREE, OUT | STEP | REAL,
+     "the last step's logits, as safetensors, [sequences, seq, vocab]"},
+    {"dump-weights", "FILE", TEXT, offsetof(MoeOptions, dump_weights), 0, 0, FREE, OUT | REAL,
+     "weights after the last step"},
+    {"dump-batch", "FILE", TEXT, offsetof(MoeOptions, dump_batch), 0, 0, FREE, OUT | STEP | REAL,
      "the last step's tokens, int32 [sequences, seq + 1]"},
-    {"init", "DIR|FILE", TEXT, offsetof(MoeOptions, init), 0, 0,
+    {"init", "DIR|FILE", TEXT, offsetof(MoeOptions, init), 0, 0, FREE, REAL,
      "begin with these weights: safetensors as Hugging Face has them"},
-    {"save-hf", "DIR", TEXT, offsetof(MoeOptions, save_hf), 0, 0,
+    {"save-hf", "DIR", TEXT, offsetof(MoeOptions, save_hf), 0, 0, FREE, REAL,
      "after the last step, write a folder that Hugging Face's Transformers load"},
-    {"shard-bytes", "N", COUNT, offsetof(MoeOptions, shard_bytes), 1, 1e18,
+    {"shard-bytes", "N", COUNT, offsetof(MoeOptions, shard_bytes), 1, 1e18, FREE, REAL,
      "largest safetensors file of --save-hf (default 5000000000)"},
-    {"seed", "N", SEED, offsetof(MoeOptions, seed), 0, 0, "of weights and data order (default: the spec's)"},
-    {"link", "RATE", RATE, offsetof(MoeOptions, link), 0, 0, "pace every rank's port, such as 100MB/s or 1Gbit/s"},
-    {"compute-scale", "X", REAL, offsetof(MoeOptions, exec.compute_scale), 0, 1e6,
+    {"seed", "N", SEED, offsetof(MoeOptions, seed), 0, 0, OWN, REAL, "of weights and data order (default: the spec's)"},
+    {"link", "RATE", RATE, offsetof(MoeOptions, link), 0, 0, FREE, 0,
+     "pace every rank's port, such as 100MB/s or 1Gbit/s"},
+    {"compute-scale", "X", NUMBER, offsetof(MoeOptions, exec.compute_scale), 0, 1e6, FREE, 0,
      "stretch every op to X times its CPU time"},
-    {"scale", "X", REAL, offsetof(MoeOptions, exec.scale), 1e-6, 1e9,
+    {"scale", "X", NUMBER, offsetof(MoeOptions, exec.scale), 1e-6, 1e9, FREE, 0,
      "rehearsals: real time per modelled time (default: what this machine can keep up with)"},
-    {"timeout", "S", REAL, offsetof(MoeOptions, timeout_s), 1, 1e9, "seconds without any progress (default 300)"},
-    {"plan", NULL, FLAG, offsetof(MoeOptions, plan), 0, 0, "print groups, ranks and layers, and end"},
-    {"memory", NULL, FLAG, offsetof(MoeOptions, memory), 0, 0, "print every rank's memory by term, and end"},
-    {"help", NULL, FLAG, offsetof(MoeOptions, help), 0, 0, "print this, and end"},
+    {"timeout", "S", NUMBER, offsetof(MoeOptions, timeout_s), 1, 1e9, FREE, 0,
+     "seconds without any progress (default 300)"},
+    {"plan", NULL, FLAG, offsetof(MoeOptions, plan), 0, 0, FREE, 0, "print groups, ranks and layers, and end"},
+    {"memory", NULL, FLAG, offsetof(MoeOptions, memory), 0, 0, FREE, 0, "print every rank's memory by term, and end"},
+    {"help", NULL, FLAG, offsetof(MoeOptions, help), 0, 0, FREE, 0, "print this, and end"},
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows };
-static_assert(N_ROWS <= 64, "MoeOptions.given has a bit for each");
+static_assert((int)N_ROWS <= (int)MOE_MAX_OPTIONS, "MoeOptions.given has room for each");
 
 double moe_parse_rate(const char *text)
 {
@@ -99,7 +124,7 @@ double moe_parse_rate(const char *text)
   return 0;
 }
 
-static bool parse_count(const char *text, int64_t *value)
+bool moe_parse_count(const char *text, int64_t *value)
 {
   char *end;
   errno = 0;
@@ -131,7 +156,7 @@ static MoeStatus bad_value(int row, const char *value, const char *wanted)
 static MoeStatus set(MoeOptions *o, int row, const char *value)
 {
   char wanted[96];
-  o->given |= UINT64_C(1) << row;
+  o->given[row] = value;
   void *field = (char *)o + rows[row].offset;
   switch (rows[row].kind) {
   case FLAG:
@@ -153,7 +178,7 @@ static MoeStatus set(MoeOptions *o, int row, const char *value)
   case COUNT: {
     int64_t v = 0;
     snprintf(wanted, sizeof wanted, "expected a whole number, at least %g", rows[row].least);
-    if (!parse_count(value, &v) || (double)v < rows[row].least || (double)v > rows[row].most) {
+    if (!moe_parse_count(value, &v) || (double)v < rows[row].least || (double)v > rows[row].most) {
       return bad_value(row, value, wanted);
     }
     *(int64_t *)field = v;
@@ -169,7 +194,7 @@ static MoeStatus set(MoeOptions *o, int row, const char *value)
     *(uint64_t *)field = v;
     return MOE_OK;
   }
-  case REAL: {
+  case NUMBER: {
     char *end;
     double v = strtod(value, &end);
     snprintf(wanted, sizeof wanted, "expected a number from %g to %g", rows[row].least, rows[row].most);
@@ -184,8 +209,12 @@ static MoeStatus set(MoeOptions *o, int row, const char *value)
   case TOKEN: {
     int64_t v = 0;
     bool negative = *value == '-';
-    if (!parse_count(value + negative, &v) || v > INT32_MAX) {
-      return bad_value(row, value, "expected a token id, a whole number of at most 31 bits");
+    if (strcmp(value, "none") == 0) {
+      *(int64_t *)field = MOE_NO_TOKEN;
+      return MOE_OK;
+    }
+    if (!moe_parse_count(value + negative, &v) || v > INT32_MAX) {
+      return bad_value(row, value, "expected a token id, a whole number of at most 31 bits, or none");
     }
     *(int64_t *)field = negative ? -v : v;
     return MOE_OK;
@@ -221,7 +250,7 @@ static MoeStatus read_environment(MoeExecOptions *exec)
   }
   const char *save_delay = getenv("MOE_TEST_SAVE_DELAY");
   if (save_delay != NULL && *save_delay != '\0' &&
-      (!parse_count(save_delay, &exec->save_delay_us) || exec->save_delay_us > 10000000)) {
+      (!moe_parse_count(save_delay, &exec->save_delay_us) || exec->save_delay_us > 10000000)) {
     moe_error("MOE_TEST_SAVE_DELAY=%s: expected microseconds", save_delay);
     return MOE_EINVAL;
   }
@@ -297,6 +326,17 @@ static bool same_text(const char *a, const char *b)
   return n == m && memcmp(a, b, n) == 0;
 }
 
+bool moe_options_restarts(const MoeOptions *o)
+{
+  struct stat of_save, of_resume;
+  if (o->save == NULL || o->resume == NULL) {
+    return false;
+  }
+  bool exist = stat(o->save, &of_save) == 0 && stat(o->resume, &of_resume) == 0;
+  return exist ? of_save.st_dev == of_resume.st_dev && of_save.st_ino == of_resume.st_ino
+               : same_text(o->save, o->resume);
+}
+
 /* One file under two options would be cut off or replaced by the one while the other uses it. Of two folders of
    checkpoints that is what they are for. */
 static MoeStatus check_files(const MoeOptions *o)
@@ -334,104 +374,65 @@ MoeStatus moe_options_spare_data(const MoeOptions *o, const MoeData *data)
   return MOE_OK;
 }
 
-static MoeStatus add_turn(MoeOptions *o, const MoeBundle *b, const char *name, size_t n, int64_t steps)
+MoeStatus moe_options_spare_folder(const MoeOptions *o, const char *option, const char *folder)
 {
-  int32_t shape = 0;
-  const MoeBundle *found = b;
-  if (n == 0) {
-    moe_error("--shapes %s: the name of a shape is empty", o->shapes);
-    return MOE_EINVAL;
-  }
-  while (found != NULL && (strlen(found->shape) != n || strncmp(found->shape, name, n) != 0)) {
-    found = found->next;
-    shape++;
-  }
-  if (found == NULL) {
-    char known[256] = "";
-    for (const MoeBundle *s = b; s != NULL && strlen(known) + strlen(s->shape) + 3 < sizeof known; s = s->next) {
-      strcat(known, s == b ? "" : ", ");
-      strcat(known, s->shape);
+  for (int i = 0; i < N_ROWS; i++) {
+    const char *path = (rows[i].use & OUT) != 0 ? path_of(o, i) : NULL;
+    if (path != NULL && moe_folder_holds(folder, path)) {
+      moe_error("--%s %s would replace a file of --%s %s", rows[i].name, path, option, folder);
+      return MOE_EINVAL;
     }
-    moe_error("this program has no shape %.*s; it has: %s", (int)n, name, known);
-    return MOE_EINVAL;
   }
-  if (o->n_turns == MOE_MAX_TURNS) {
-    moe_error("--shapes has more than %d parts", MOE_MAX_TURNS);
-    return MOE_EINVAL;
-  }
-  o->turns[o->n_turns++] = (MoeTurn){shape, steps};
   return MOE_OK;
 }
 
-/* "a:10,b:5"; without a number, one step. */
-static MoeStatus parse_turns(MoeOptions *o, const MoeBundle *b)
+void moe_options_sweep(const MoeOptions *o)
 {
-  if (o->shape != NULL && o->shapes != NULL) {
-    moe_error("--shape and --shapes say different things; choose one");
-    return MOE_EINVAL;
-  }
-  if (o->shape != NULL || o->shapes == NULL) {
-    const char *name = o->shape != NULL ? o->shape : b->shape;
-    return add_turn(o, b, name, strlen(name), 1);
-  }
-  for (const char *p = o->shapes;; p++) {
-    size_t n = strcspn(p, ":,");
-    const char *name = p;
-    int64_t steps = 1;
-    p += n;
-    if (*p == ':') {
-      char count[24] = "";
-      size_t digits = strcspn(p + 1, ",");
-      snprintf(count, sizeof count, "%.*s", (int)digits, p + 1);
-      if (digits >= sizeof count || !parse_count(count, &steps) || steps < 1 || steps > 1000000000) {
-        moe_error("--shapes %s: expected a number of steps after %.*s:", o->shapes, (int)n, name);
-        return MOE_EINVAL;
-      }
-      p += 1 + digits;
+  for (int i = 0; i < N_ROWS; i++) {
+    const char *path = (rows[i].use & OUT) != 0 ? path_of(o, i) : NULL;
+    if (path != NULL) {
+      moe_file_sweep(path);
     }
-    MOE_TRY(add_turn(o, b, name, n, steps));
-    if (*p == '\0') {
-      return MOE_OK;
-    }
+  }
+  if (o->save_hf != NULL) {
+    moe_file_sweep(o->save_hf);
   }
 }
 
-int32_t moe_options_turn(const MoeOptions *o, int64_t t)
+json_t *moe_options_kept(const MoeOptions *o)
 {
-  int64_t cycle = 0;
-  int32_t at = 0;
-  for (int32_t i = 0; i < o->n_turns; i++) {
-    cycle += o->turns[i].steps;
+  json_t *kept = json_object();
+  for (int i = 0; i < N_ROWS; i++) {
+    if (rows[i].resumed == KEPT && o->given[i] != NULL) {
+      json_object_set_new(kept, rows[i].name, json_string(o->given[i]));
+    }
   }
-  int64_t left = t % cycle;
-  while (left >= o->turns[at].steps) {
-    left -= o->turns[at++].steps;
-  }
-  return o->turns[at].shape;
+  return kept;
 }
 
-int64_t moe_options_steps_of(const MoeOptions *o, int32_t shape, int64_t end)
+MoeStatus moe_options_resume(MoeOptions *o, const json_t *kept, const char *path)
 {
-  int64_t cycle = 0, own = 0, n = 0;
-  for (int32_t i = 0; i < o->n_turns; i++) {
-    cycle += o->turns[i].steps;
-    own += o->turns[i].shape == shape ? o->turns[i].steps : 0;
+  for (int i = 0; i < N_ROWS; i++) {
+    const char *was = json_string_value(json_object_get(kept, rows[i].name));
+    if (rows[i].resumed != KEPT) {
+      continue;
+    }
+    if (o->given[i] == NULL && was != NULL) {
+      moe_note("--%s %s, as in %s", rows[i].name, was, path);
+      MOE_TRY(set(o, i, was));
+    } else if (o->given[i] != NULL && (was == NULL || strcmp(o->given[i], was) != 0)) {
+      moe_note("--%s %s; %s was trained %s%s", rows[i].name, o->given[i], path, was != NULL ? "with " : "without it",
+               was != NULL ? was : "");
+    }
   }
-  n = end / cycle * own;
-  int64_t left = end % cycle;
-  for (int32_t i = 0; i < o->n_turns && left > 0; i++) {
-    int64_t some = o->turns[i].steps < left ? o->turns[i].steps : left;
-    n += o->turns[i].shape == shape ? some : 0;
-    left -= some;
-  }
-  return n;
+  return MOE_OK;
 }
 
 bool moe_options_given(const MoeOptions *o, const char *name)
 {
   bool given = false;
   for (int row = 0; row < N_ROWS; row++) {
-    given = given || (strcmp(rows[row].name, name) == 0 && (o->given >> row & 1) != 0);
+    given = given || (strcmp(rows[row].name, name) == 0 && o->given[row] != NULL);
   }
   return given;
 }
@@ -439,11 +440,9 @@ bool moe_options_given(const MoeOptions *o, const char *name)
 /* What has no meaning for a rehearsal, or only for one. */
 static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
 {
-  static const char *const of_data[] = {"data", "format",     "holdout",   "eval-every", "resume",
-                                        "save", "save-every", "keep-last", "seed"};
-  for (size_t i = 0; b->emu != NULL && i < sizeof of_data / sizeof of_data[0]; i++) {
-    if (moe_options_given(o, of_data[i])) {
-      moe_error("--%s is not for target emu: it has no kernels and reads no data", of_data[i]);
+  for (int row = 0; b->emu != NULL && row < N_ROWS; row++) {
+    if ((rows[row].use & REAL) != 0 && o->given[row] != NULL) {
+      moe_error("--%s is not for target emu: it has no kernels and reads no data", rows[row].name);
       return MOE_EINVAL;
     }
   }
@@ -452,9 +451,6 @@ static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
     wrong = o->exec.scale > 0 ? "--scale is for bundles of target emu; this one computes" : NULL;
   } else if (o->link > 0 || o->exec.compute_scale > 0) {
     wrong = "--link and --compute-scale are not for target emu: its times are modelled";
-  } else if (o->dump_grads != NULL || o->dump_weights != NULL || o->dump_batch != NULL || o->init != NULL ||
-             o->save_hf != NULL) {
-    wrong = "--init, --save-hf and dumps are not for target emu: it has no kernels";
   } else if (o->exec.serial) {
     wrong = "MOE_TEST_SERIAL is not for target emu";
   }
@@ -463,6 +459,15 @@ static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
     return MOE_EINVAL;
   }
   return MOE_OK;
+}
+
+bool moe_options_of_step(const MoeOptions *o)
+{
+  bool any = false;
+  for (int row = 0; row < N_ROWS; row++) {
+    any = any || ((rows[row].use & STEP) != 0 && o->given[row] != NULL);
+  }
+  return any;
 }
 
 MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **argv)
@@ -484,18 +489,18 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
   if (o->help || o->plan || o->memory) {
     return MOE_OK;
   }
-  MOE_TRY(parse_turns(o, b));
+  MOE_TRY(moe_options_parse_turns(o, b));
   MOE_TRY(check_emu(o, b));
   if (o->steps > 0 && o->data == NULL && b->emu == NULL) {
     moe_error("--data FILE is missing: what should it train on? (try --help)");
     return MOE_EINVAL;
   }
-  if (o->steps == 0 && (o->dump_grads != NULL || o->dump_batch != NULL || o->trace != NULL)) {
-    moe_error("--steps 0 has no step whose gradients, batch or trace could be written");
+  if (o->steps == 0 && moe_options_of_step(o)) {
+    moe_error("--steps 0 has no step whose gradients, logits, batch or trace could be written");
     return MOE_EINVAL;
   }
-  if (o->resume != NULL && o->init != NULL) {
-    moe_error("--init and --resume say different things; choose one");
+  if (o->resume != NULL && o->init != NULL && !moe_options_restarts(o)) {
+    moe_error("--init and --resume say different things; choose one, or --resume from the folder of --save");
     return MOE_EINVAL;
   }
   if (o->save == NULL && (o->save_every > 0 || o->keep_last > 0)) {

@@ -2,6 +2,8 @@
 #ifndef MOE_OPTIONS_H
 #define MOE_OPTIONS_H
 
+#include <jansson.h>
+
 #include "runtime/data.h"
 #include "runtime/exec.h"
 
@@ -11,7 +13,7 @@ typedef struct MoeTurn {
   int64_t steps;
 } MoeTurn;
 
-enum { MOE_MAX_TURNS = 64 };
+enum { MOE_MAX_TURNS = 64, MOE_MAX_OPTIONS = 64 };
 
 typedef struct MoeOptions {
   int64_t steps; /* -1: the bundle's learning-rate schedule, or 100 */
@@ -29,6 +31,7 @@ typedef struct MoeOptions {
   int64_t keep_last;  /* 0: all */
   const char *resume;
   const char *dump_grads;
+  const char *dump_logits;
   const char *dump_weights;
   const char *dump_batch;
   const char *init;
@@ -44,7 +47,7 @@ typedef struct MoeOptions {
   bool plan;
   bool memory;
   bool help;
-  uint64_t given; /* options that were, one bit for each row of the table */
+  const char *given[MOE_MAX_OPTIONS]; /* values as given, by row of the table; NULL: not given */
   MoeExecOptions exec;
 } MoeOptions;
 
@@ -52,8 +55,23 @@ typedef struct MoeOptions {
 MoeStatus moe_options_parse(MoeOptions *, const MoeBundle *, int argc, char **argv);
 void moe_options_help(void);
 
-/* No option names a file of the data to write to. */
+/* No option names a file to write to that is read: one of the data, or one in the folder of another option. */
 MoeStatus moe_options_spare_data(const MoeOptions *, const MoeData *);
+MoeStatus moe_options_spare_folder(const MoeOptions *, const char *option, const char *folder);
+
+/* Removes what killed runs have left of the files and the folder that are to be written. */
+void moe_options_sweep(const MoeOptions *);
+
+/* What a checkpoint keeps of the options: an object of those that were given, as they were. And back: those that are
+   not given now are taken from there, which is told, as is another value. path: for messages. */
+json_t *moe_options_kept(const MoeOptions *);
+MoeStatus moe_options_resume(MoeOptions *, const json_t *kept, const char *path);
+
+/* Whether the run goes on from the folder that it saves into, so that it may also be the first one there. */
+bool moe_options_restarts(const MoeOptions *);
+
+/* Whether something of one step is to be written. */
+bool moe_options_of_step(const MoeOptions *);
 
 /* Whether an option was given, by its name without dashes. */
 bool moe_options_given(const MoeOptions *, const char *name);
@@ -63,6 +81,10 @@ int32_t moe_options_turn(const MoeOptions *, int64_t t);
 
 /* How many steps with an index below `end` have this shape. */
 int64_t moe_options_steps_of(const MoeOptions *, int32_t shape, int64_t end);
+
+/* Parts of moe_options_parse(): a whole number of digits only; --shape and --shapes. */
+bool moe_parse_count(const char *text, int64_t *value);
+MoeStatus moe_options_parse_turns(MoeOptions *, const MoeBundle *);
 
 /* "100MB/s", "1Gbit/s", "2.5GiB/s"; bytes per second, or 0 if it is not a rate. */
 double moe_parse_rate(const char *text);

@@ -175,6 +175,7 @@ static MoeStatus train_step(MoeRun *run, const Now *now, int64_t *updates)
   MoeStep step = {.update = true,
                   .trace = o->trace != NULL && t + 1 == o->trace_step,
                   .inv_tokens = inv_tokens,
+                  .logits = t + 1 == o->steps ? run->logits.values : NULL,
                   .adam = {.lr = (float)lr,
                            .beta1 = (float)b->beta1,
                            .beta2 = (float)b->beta2,
@@ -243,6 +244,7 @@ static MoeStatus save(MoeRun *run, MoeSaver *saver, MoeExec *x, int64_t step, in
                       .seed = o->seed,
                       .next_lr = moe_learning_rate(run->bundle, step),
                       .turn = moe_run_turn(run),
+                      .options = run->kept,
                       .shapes = shapes,
                       .n_shapes = n_known};
   status = status == MOE_OK ? moe_saver_begin(saver, x, &moment) : status;

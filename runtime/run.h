@@ -5,6 +5,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/data.h"
 #include "runtime/hf_save.h"
+#include "runtime/logits.h"
 #include "runtime/options.h"
 #include "runtime/report.h"
 #include "runtime/safetensors.h"
@@ -20,10 +21,12 @@ typedef struct MoeRun {
   const MoeHfLoad *init;       /* NULL: random weights */
   const MoeCheckpoint *resume; /* NULL: from the beginning */
   int64_t first_step;          /* index of the first step to run: steps of the checkpoint */
+  json_t *kept;                /* options that checkpoints keep */
   MoeCkShape *places;          /* of each shape: where its data stands before that step */
   bool save_first;             /* the state before it is not in the folder that is saved into */
   MoeStWriter grads;
   MoeStWriter weights;
+  MoeLogits logits;
   MoeHfSave hf;
   MoeReport report; /* rank 0 uses it */
 } MoeRun;

@@ -15,12 +15,14 @@
 
 #include "runtime/bytes.h"
 #include "runtime/log.h"
+#include "runtime/mapped.h"
 
 enum { MAX_HEADER = 100000000, SHOWN = 160 };
 
 typedef struct MoeStFile {
   char *path;
-  const uint8_t *map;
+  MoeMapped mapped;
+  const uint8_t *map; /* NULL of an empty file */
   uint64_t bytes;
   uint64_t data; /* where the data begins */
   json_t *header;
@@ -117,13 +119,14 @@ static MoeStatus map_file(MoeStFile *f)
     return MOE_EIO;
   }
   f->bytes = (uint64_t)status.st_size;
-  void *map = f->bytes > 0 ? mmap(NULL, f->bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+  bool mapped = f->bytes == 0 || moe_map(&f->mapped, fd, f->bytes, PROT_READ, f->path);
+  int error = errno;
   close(fd);
-  if (map == MAP_FAILED) {
-    moe_error("cannot map %s: %s", f->path, strerror(errno));
+  if (!mapped) {
+    moe_error("cannot map %s: %s", f->path, strerror(error));
     return MOE_EIO;
   }
-  f->map = map;
+  f->map = f->mapped.base;
   return MOE_OK;
 }
 
@@ -338,9 +341,7 @@ static MoeStatus open_file(MoeStFile *f)
 
 static void close_file(MoeStFile *f)
 {
-  if (f->map != NULL) {
-    munmap((void *)(uintptr_t)f->map, f->bytes);
-  }
+  moe_unmap(&f->mapped);
   json_decref(f->header);
   free(f->tensors);
   free(f->shapes);

@@ -26,9 +26,11 @@ static int in_file_order(const void *a, const void *b)
 static void put_text(FILE *out, const char *text)
 {
   fputc('"', out);
+  static const char special[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
   for (const char *c = text; *c != '\0'; c++) {
-    if (*c == '"' || *c == '\\') {
-      fprintf(out, "\\%c", *c);
+    const char *at = strchr(special, *c);
+    if (at != NULL) {
+      fprintf(out, "\\%c", letters[at - special]);
     } else if ((unsigned char)*c < 0x20) {
       fprintf(out, "\\u%04x", (unsigned)*c);
     } else {

@@ -85,6 +85,9 @@ MoeStatus moe_head(MoeCall *call)
     MoeReal *dx = out.dx + at * MOE_HIDDEN;
     moe_norm(x, call->w, n, t.y, t.rstd);
     moe_gemm_nt(n, MOE_VOCAB, MOE_HIDDEN, t.y, MOE_HIDDEN, call->table, MOE_HIDDEN, 0.0f, t.logits, MOE_VOCAB);
+    if (call->logits != NULL) {
+      memcpy(call->logits + at * MOE_VOCAB, t.logits, n * MOE_VOCAB * sizeof *t.logits);
+    }
     MOE_TRY(chunk_loss(call, call->labels + at, n, t.logits));
     moe_gemm_tn(MOE_VOCAB, MOE_HIDDEN, n, t.logits, MOE_VOCAB, t.y, MOE_HIDDEN, 1.0f, call->g_table, MOE_HIDDEN);
     moe_gemm_nn(n, MOE_HIDDEN, MOE_VOCAB, t.logits, MOE_VOCAB, call->table, MOE_HIDDEN, 0.0f, t.dy, MOE_HIDDEN);

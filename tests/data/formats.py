@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 
 from order import Plain, blend, order
 from sets import CODES, GPT2, LLAMA3, index, indexed, packed, put, shard
@@ -156,6 +157,21 @@ def refuse(pattern, *args, code=1):
     check(not os.path.exists("w.out") and "step 1" not in err, f"{args}: something was trained\n{err}")
 
 
+def cut_while_it_trains():
+    """An index that is cut off under a run: one line that names it, and no signal."""
+    indexed("cut", [some_tokens(20, i) for i in range(3000)])
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MOE_")}
+    job = subprocess.Popen([PROGRAM, "--data", "cut", "--steps", "100000", "--log", "cut.log"], stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, text=True, env=dict(env, FAKE="a=1 f=1"))
+    while job.poll() is None and not (os.path.exists("cut.log") and os.path.getsize("cut.log")):
+        time.sleep(0.01)
+    os.truncate("cut.idx", 0)
+    err = job.communicate(timeout=60)[1]
+    errors = [line for line in err.splitlines() if line.startswith("train: error:")]
+    check(job.returncode == 1 and len(errors) == 1 and re.search("cannot read byte .* of cut.idx: it had .* bytes", errors[0]), err)
+    put("cut.idx", b"")
+
+
 def case_hostile():
     sequences = [some_tokens(20, i) for i in range(10)]
     lengths = [20] * 10
@@ -230,6 +246,7 @@ def case_hostile():
     os.remove("set.bin")
     refuse("cannot open data file set.bin: No such file", "--data", "set")
     not_regular("data file", "set.bin")
+    cut_while_it_trains()
     if os.getuid() != 0:
         put("set.bin", b"")
         os.chmod("set.bin", 0)

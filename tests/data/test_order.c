@@ -210,6 +210,12 @@ static void places(void **state)
   assert_int_equal(moe_data_check_place(&rest, &place), MOE_EINVAL);
   assert_non_null(strstr(error, "seed of the order was 7 and is 8"));
   moe_data_close(&rest);
+  MoeDataPlace other = place;
+  other.content ^= 1;
+  assert_int_equal(open_set(&rest, 0, 40, 7), MOE_OK);
+  assert_int_equal(moe_data_check_place(&rest, &other), MOE_EINVAL);
+  assert_non_null(strstr(error, "first and last 4096 bytes"));
+  moe_data_close(&rest);
   even_set(11);
   assert_int_equal(open_set(&rest, 0, 40, 7), MOE_OK);
   assert_int_equal(moe_data_check_place(&rest, &place), MOE_EINVAL);

@@ -148,10 +148,7 @@ class Checker(Runner):
                        self.path("tokens"), "--grads", self.path("grads"), "--logits", self.path("logits"))
         step = json.loads(out.splitlines()[0])
         self.hold_losses(step)
-        error = relative(read_tensors(self.path("logits"))["logits"][1], self.tensors["logits"][1])
-        print(f"  logits: error {error:.2g}")
-        if not error <= LOSS:
-            raise RuntimeError(f"logits differ from the golden ones by {error}")
+        self.hold_logits(relative(read_tensors(self.path("logits"))["logits"][1], self.tensors["logits"][1]), LOSS)
         self.compare()
 
     def train(self, name, spec):
@@ -163,13 +160,35 @@ class Checker(Runner):
             f.write(array.array("H", self.tensors["tokens"][1]).tobytes())
         self.run(os.path.join(bundle, "train"), "--data", self.path("tokens"), "--format", "uint16", "--holdout", "0",
                  "--init", os.path.join(HERE, name), "--steps", "1", "--dump-grads", self.path("grads"), "--log",
-                 self.path("log"), "--dump-weights", self.path("weights"))
+                 self.path("log"), "--dump-weights", self.path("weights"), "--dump-logits", self.path("logits"),
+                 "--dump-batch", self.path("batch"))
         with open(self.path("log")) as f:
             return json.loads(f.readline())
+
+    def logits_error(self):
+        """How far the dumped logits are from the golden ones, each sequence put where its tokens stand in the golden batch."""
+        seq, n, tokens = self.golden["seq"], self.golden["sequences"], list(self.tensors["tokens"][1])
+        (rows, _, vocab), mine = read_tensors(self.path("logits"))["logits"]
+        batch = array.array("i")
+        with open(self.path("batch"), "rb") as f:
+            batch.frombytes(f.read())
+        if (rows, len(batch)) != (n, n * (seq + 1)):
+            raise RuntimeError(f"logits of {rows} sequences and a batch of {len(batch)} tokens, for {n} sequences of {seq}")
+        place = {tuple(tokens[k * seq:(k + 1) * seq + 1]): k for k in range(n)}
+        own = [None] * n
+        for i in range(n):
+            own[place[tuple(batch[i * (seq + 1):(i + 1) * (seq + 1)])]] = mine[i * seq * vocab:(i + 1) * seq * vocab]
+        return relative([x for row in own for x in row], self.tensors["logits"][1])
+
+    def hold_logits(self, error, tolerance):
+        print(f"  logits: error {error:.2g}")
+        if not error <= tolerance:
+            raise RuntimeError(f"logits differ from the golden ones by {error}, more than {tolerance}")
 
     def cpu(self, name):
         step = self.train(name, self.spec)
         self.hold_losses(step)
+        self.hold_logits(self.logits_error(), LOSS)
         self.selection_bias(name)
         self.compare()
 

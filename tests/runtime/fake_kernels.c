@@ -405,6 +405,10 @@ static MoeStatus head(MoeCall *c)
   add_one(c->gw, 0);
   for (int32_t i = 0; i < c->n_seqs * c->seq; i++) {
     c->scalars[MOE_SC_LOSS] += c->labels[i] >= 0 ? c->inv_tokens : 0;
+    if (c->logits != NULL) {
+      c->logits[(ptrdiff_t)i * fake->made.vocab] = (float)c->tokens[i];
+      c->logits[(ptrdiff_t)(i + 1) * fake->made.vocab - 1] = (float)c->labels[i];
+    }
   }
   c->scalars[MOE_SC_TOKENS] += c->n_seqs * c->seq;
   if (fake->layout.nan_step == (int)c->step + 1) {

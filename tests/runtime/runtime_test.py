@@ -322,7 +322,8 @@ def case_files():
     """Gradients, weights, batch, trace and log of a layout whose results are known."""
     layout = "a=2 f=3 replicas=2 layers=3 mbs=2 seqs=4 seq=8"
     code, err = train(layout, "--data", DATA, "--holdout", "0", "--steps", "3", "--dump-grads", "g.safetensors",
-                      "--dump-weights", "w.safetensors", "--dump-batch", "b.bin", "--trace", "t.json", "--log", "l.jsonl")
+                      "--dump-weights", "w.safetensors", "--dump-batch", "b.bin", "--trace", "t.json", "--log", "l.jsonl",
+                      "--dump-logits", "logits.safetensors")
     check(code == 0, err)
     grads = read_safetensors("g.safetensors")
     weights = read_safetensors("w.safetensors")
@@ -338,6 +339,12 @@ def case_files():
     data = open(DATA, "rb").read()
     for g in range(16):
         check(data.find(bytes(tokens[g * 9:g * 9 + 9])) % 8 == 0, "a sequence is no sample of the file")
+    logits = read_safetensors("logits.safetensors")["logits"]  # the fake head writes a token's id first, its label last
+    check(len(logits) == 16 * 8 * 256, f"{len(logits)} logits")
+    for g in range(16):
+        for t in range(8):
+            row = logits[(g * 8 + t) * 256:(g * 8 + t + 1) * 256]
+            check((row[0], row[255]) == tokens[g * 9 + t:g * 9 + t + 2] and not any(row[1:255]), f"sequence {g}, token {t}: {row}")
     events = [e for e in json.load(open("t.json"))["traceEvents"] if e["ph"] == "X"]
     check({e["pid"] for e in events} == set(range(10)), "not all ranks are in the trace")
     check(any(e["name"] == "SEND DISPATCH l0 m1" and e["tid"] == 2 for e in events), "no DISPATCH in the trace")
@@ -504,4 +511,5 @@ def main():
         os.chdir("/")
 
 
-main()
+if __name__ == "__main__":
+    main()

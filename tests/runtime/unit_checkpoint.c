@@ -31,8 +31,8 @@ static MoeStatus parse(MoeManifest *m, const char *text, size_t n)
 /* Two ranks; a matrix in two parts, a vector in one; names in an order that is not theirs. */
 static char *example(size_t *n_p)
 {
-  static MoeCkShape shapes[] = {{"short", 128, true, {640, 0, UINT64_MAX, 0xabcdef0123456789u}},
-                                {"long", 4096, true, {3, 1000, UINT64_MAX, 7}}};
+  static MoeCkShape shapes[] = {{"short", 128, true, {640, 0, UINT64_MAX, 0xabcdef0123456789u, 0xfedcba98}},
+                                {"long", 4096, true, {3, 1000, UINT64_MAX, 7, 8}}};
   static MoeCkFile files[] = {{1000, 0xdeadbeef}, {2000, 0x01}};
   static MoeCkTensor tensors[] = {{"z.weight", 2, {3, 5}, 0, 2}, {"a.weight", 1, {7, 0}, 2, 1}};
   static MoeCkPart parts[] = {{0, 0, 0, 4, {1, 2, 3}}, {0, 1, 4, 15, {4, 5, 6}}, {1, 1, 0, 7, {7, 8, 0xffffffff}}};
@@ -46,6 +46,7 @@ static char *example(size_t *n_p)
                    .n_shapes = 2,
                    .model_keys = moe_ck_keys("layers = 4\nattention.heads = 2\n"),
                    .train_keys = moe_ck_keys("optimizer.betas = 0.9, 0.95\n"),
+                   .options = json_pack("{s:s}", "mask-token", "-100"),
                    .files = files,
                    .n_files = 2,
                    .tensors = tensors,
@@ -55,6 +56,7 @@ static char *example(size_t *n_p)
   char *text = moe_manifest_text(&m, n_p);
   json_decref(m.model_keys);
   json_decref(m.train_keys);
+  json_decref(m.options);
   assert_non_null(text);
   assert_int_equal(strlen(text), *n_p);
   return text;
@@ -100,6 +102,8 @@ static void test_round_trip(void **state)
   assert_int_equal(m.shapes[1].place.next, 3);
   assert_int_equal(m.shapes[1].place.samples, 1000);
   assert_true(m.shapes[0].place.seed == UINT64_MAX && m.shapes[0].place.identity == 0xabcdef0123456789u);
+  assert_int_equal(m.shapes[0].place.content, 0xfedcba98);
+  assert_string_equal(json_string_value(json_object_get(m.options, "mask-token")), "-100");
   assert_string_equal(json_string_value(json_object_get(m.model_keys, "attention.heads")), "2");
   assert_string_equal(json_string_value(json_object_get(m.train_keys, "optimizer.betas")), "0.9, 0.95");
   assert_int_equal(m.n_files, 2);
@@ -198,7 +202,10 @@ static void test_wrong_content(void **state)
       {"\"sequences\":640", "\"sequences\":-1", "shapes"},
       {"\"order_of\":1000", "\"order_of\":-1", "shapes"},
       {"\"abcdef0123456789\"", "7", "shapes"},
+      {"\"fedcba98\"", "\"fedcba9\"", "shapes"},
       {"\"layers\":\"4\"", "\"layers\":4", "not a text"},
+      {"\"mask-token\":\"-100\"", "\"mask-token\":-100", "not a text"},
+      {"\"options\"", "\"option\"", "keys"},
       {"\"bytes\":1000", "\"bytes\":7", "files"},
       {"\"deadbeef\"", "\"DEADBEEF\"", "files"},
       {"\"deadbeef\"", "3735928559", "files"},
@@ -226,9 +233,9 @@ static void test_wrong_content(void **state)
       fail_msg("%s -> %s: status %d, \"%s\"", wrong[i].from, wrong[i].to, status, message);
     }
   }
-  assert_int_equal(parse_edited("\"moec_checkpoint\":1", "\"moec_checkpoint\":2"), MOE_EINVAL);
-  assert_non_null(strstr(message, "version 2"));
-  assert_int_equal(parse_edited("\"moec_checkpoint\":1", "\"moec_checkpoint\":null"), MOE_EIO);
+  assert_int_equal(parse_edited("\"moec_checkpoint\":2", "\"moec_checkpoint\":3"), MOE_EINVAL);
+  assert_non_null(strstr(message, "version 3"));
+  assert_int_equal(parse_edited("\"moec_checkpoint\":2", "\"moec_checkpoint\":null"), MOE_EIO);
 }
 
 int main(void)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <cmocka.h>
 
 #include "runtime/log.h"
+#include "runtime/mapped.h"
 #include "runtime/safetensors.h"
 #include "tests/ref/safetensors.h"
 
@@ -298,6 +300,71 @@ static void written_bytes_are_the_reference_writers(void **state)
   assert_memory_equal(got + 8 + padded, data, 52);
 }
 
+/* JSON has names for some control characters and numbers for the rest; 0x7f is none. */
+static void names_of_any_characters_come_back(void **state)
+{
+  (void)state;
+  char name[0x24 + 3];
+  for (int c = 1; c < 0x24; c++) {
+    name[c - 1] = (char)c;
+  }
+  strcpy(name + 0x23, "\\\x7f");
+  const MoeStTensor tensors[] = {{.name = name, .dtype = MOE_ST_U8, .n_dims = 1, .shape = five},
+                                 {.name = "\n", .dtype = MOE_ST_U8, .n_dims = 1, .shape = five}};
+  const char *const metadata[] = {name, name, NULL};
+  MoeStWriter w;
+  MoeStSet s;
+  assert_int_equal(moe_st_create(&w, path, tensors, 2, metadata), MOE_OK);
+  assert_int_equal(moe_st_write(&w, 0, "abcde", 5, 0), MOE_OK);
+  assert_int_equal(moe_st_commit(&w), MOE_OK);
+  assert_int_equal(moe_st_open(&s, path), MOE_OK);
+  assert_int_equal(s.n, 2);
+  assert_string_equal(moe_st_metadata(&s, name), name);
+  const MoeStTensor *t = moe_st_find(&s, name);
+  assert_non_null(t);
+  assert_memory_equal(t->data, "abcde", 5);
+  static const char written[] = "\\u0007\\b\\t\\n\\u000b\\f\\r\\u000e";
+  char header[1000];
+  FILE *f = fopen(path, "rb");
+  size_t n = fread(header, 1, sizeof header, f);
+  fclose(f);
+  assert_non_null(memmem(header, n, written, strlen(written)));
+  moe_st_close(&s);
+}
+
+/* What is cut off while it is mapped ends the process with a line that names the file, not with a signal. */
+static void a_file_that_is_cut_off_has_a_name(void **state)
+{
+  (void)state;
+  MoeStSet s;
+  char *said = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  const int64_t large[] = {100000};
+  const MoeStTensor tensors[] = {{.name = "a", .dtype = MOE_ST_U8, .n_dims = 1, .shape = large}};
+  MoeStWriter w;
+  assert_int_equal(moe_st_create(&w, path, tensors, 1, NULL), MOE_OK);
+  assert_int_equal(moe_st_commit(&w), MOE_OK);
+  assert_int_equal(moe_st_open(&s, path), MOE_OK);
+  assert_int_equal(truncate(path, 5000), 0);
+  for (int reads = 0; reads < 2; reads++) {
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+      static _Atomic uint32_t failed;
+      moe_log_to(said, 4096, &failed);
+      moe_mapped_watch();
+      volatile uint8_t byte = s.tensors[0].data[reads == 0 ? 100 : 50000];
+      _exit(byte == 0 ? 42 : 43);
+    }
+    int status;
+    assert_true(wait(&status) == pid && WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), reads == 0 ? 42 : 1);
+  }
+  assert_non_null(strstr(said, path));
+  assert_non_null(strstr(said, "had 100"));
+  moe_st_close(&s);
+  munmap(said, 4096);
+}
+
 static void pieces_come_from_several_processes(void **state)
 {
   (void)state;
@@ -426,6 +493,8 @@ int main(void)
       cmocka_unit_test(damaged_files_are_no_danger),
       cmocka_unit_test(what_the_format_allows_is_read),
       cmocka_unit_test(written_bytes_are_the_reference_writers),
+      cmocka_unit_test(names_of_any_characters_come_back),
+      cmocka_unit_test(a_file_that_is_cut_off_has_a_name),
       cmocka_unit_test(pieces_come_from_several_processes),
       cmocka_unit_test(a_piece_outside_its_tensor_is_refused),
       cmocka_unit_test(folders_are_read_by_their_index),

@@ -2,7 +2,7 @@
 """What moec saves, read by Transformers themselves, and the other way: for the tiny random models of tests/golden
 
   - trained for some steps in fp32 and saved with --save-hf, a model loads without missing, unexpected or mismatched
-    tensors, and has the loss of moec's own next step on the same tokens;
+    tensors, and has the logits and the loss of moec's own next step on the same tokens;
   - saved by Transformers in bf16, imported, and saved by moec again, it has the same files' tensors bit for bit, and so
     has the model that Transformers make of them.
 
@@ -25,9 +25,9 @@ sys.path.insert(0, GOLDEN)
 import torch_venv
 
 NAMES = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "deepseek_v3", "kimi_k2")
-STEPS = 5  # of training; and so many losses are compared
+STEPS = 5  # of training; and so many batches are compared
 VOCAB, SEQ, BATCH = 40, 20, 4
-LOSS = 2e-5  # fp32 sums in other orders: 1e-7 per operation, a few hundred operations deep; as tests/golden/check.py
+RTOL = 2e-5  # of losses, and of logits as norms: fp32 sums in other orders: 1e-7 per operation, a few hundred operations deep; as tests/golden/check.py
 
 REST = f"""
 cluster c {{ nodes = 1;  node = cpu_host }}
@@ -124,7 +124,8 @@ class Checker:
 
     def saved_loads(self, folder):
         train = build(self.moec, folder, "fp32")
-        theirs, saved, log, batch, data = (os.path.join(folder, x) for x in ("theirs", "saved", "log", "batch", "data"))
+        theirs, saved, log, batch, data, logits = (os.path.join(folder, x) for x in (
+            "theirs", "saved", "log", "batch", "data", "logits"))
         rng = random.Random(7)
         with open(data, "wb") as f:
             f.write(bytes(rng.randrange(VOCAB) for _ in range(4000)))
@@ -133,25 +134,34 @@ class Checker:
         untrained = self.load(theirs, self.torch.float32).state_dict()
         if any(x.is_floating_point() and self.torch.equal(x, untrained[key]) for key, x in model.state_dict().items()):
             raise RuntimeError("training left a tensor as it was")
-        worst = 0.0
+        worst, worst_logits = 0.0, 0.0
         for seed in range(STEPS):  # other tokens each; the loss of a step is that before its update
             run(train, "--data", data, "--holdout", "0", "--steps", "1", "--seed", str(seed), "--init", saved, "--log", log,
-                "--dump-batch", batch)
-            mine, want = losses_of(log)[-1], self.loss(model, batch)
+                "--dump-batch", batch, "--dump-logits", logits)
+            mine, (want, want_logits) = losses_of(log)[-1], self.forward(model, batch)
             worst = max(worst, abs(mine / want - 1))
+            worst_logits = max(worst_logits, self.apart(logits, want_logits))
         print(f"  trained from {before[0]:.6f} to {before[-1]:.6f} and saved: on other tokens {mine:.9g}, Transformers {want:.9g}; "
-              f"{STEPS} losses agree within {worst:.1e}", flush=True)
-        if not worst <= LOSS:
-            raise RuntimeError(f"losses are {worst} apart, more than {LOSS}")
+              f"{STEPS} losses agree within {worst:.1e}, logits within {worst_logits:.1e}", flush=True)
+        if not max(worst, worst_logits) <= RTOL:
+            raise RuntimeError(f"losses are {worst} and logits {worst_logits} apart, more than {RTOL}")
 
-    def loss(self, model, batch):
-        """Mean cross entropy over the tokens of --dump-batch; balance losses are not part of it."""
+    def apart(self, path, want):
+        """Norm of the difference between the dumped logits and Transformers', over the norm of these."""
+        dtype, shape, raw = read_file(path)["logits"]
+        if dtype != "F32" or tuple(shape) != tuple(want.shape):
+            raise RuntimeError(f"logits are {dtype} {shape}, not F32 {list(want.shape)}")
+        mine = self.torch.frombuffer(bytearray(raw), dtype=self.torch.float32).view(want.shape)
+        return ((mine - want).norm() / want.norm()).item()
+
+    def forward(self, model, batch):
+        """Mean cross entropy over the tokens of --dump-batch, balance losses not being part of it, and logits."""
         with open(batch, "rb") as f:
             raw = bytearray(f.read())
         x = self.torch.frombuffer(raw, dtype=self.torch.int32).view(BATCH, SEQ + 1).long()
         with self.torch.no_grad():
             logits = model(x[:, :-1].contiguous(), use_cache=False).logits.float()
-        return self.torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), x[:, 1:].reshape(-1)).item()
+        return self.torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), x[:, 1:].reshape(-1)).item(), logits
 
 
 def main():

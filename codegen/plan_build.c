@@ -63,43 +63,6 @@ int plan_pinned_stages(const Spec *spec, bool att)
   return stages > 0 ? stages : sizes > 1 ? sizes : 0;
 }
 
-int layer_att(int layer, int p_att)
-{
-  return layer % p_att;
-}
-
-/* Attention of one layer and one sequence, forward and backward. */
-static double layer_load(const Spec *spec, const ShapeSpec *shape, int layer)
-{
-  static const MoeOpKind ops[] = {MOE_OP_ATT_FWD, MOE_OP_ATT_DGRAD, MOE_OP_ATT_WGRAD};
-  double ns = 0;
-  for (int i = 0; i < 3; i++) {
-    ns += work_ns(spec, work_att(spec, ops[i], layer, shape->seq, 1, RECOMPUTE_NONE));
-  }
-  return ns;
-}
-
-int layer_head(const Spec *spec, const ShapeSpec *shape, int p_att)
-{
-  static const double same = 1e-9; /* relative */
-  double load[4] = {0}, least = 0; /* by kind of layer: dense, window */
-  int layers = spec->model.layers, best = layers % p_att;
-  for (int i = 0; i < p_att; i++) {
-    int g = i == 0 ? layers % p_att : i - (i <= layers % p_att); /* that one first */
-    double sum = 0;
-    for (int l = g; l < layers; l += p_att) {
-      double *ns = &load[spec_layer_is_dense(spec, l) * 2 + cost_layer_window(spec, l)];
-      *ns = *ns > 0 ? *ns : layer_load(spec, shape, l);
-      sum += *ns;
-    }
-    if (i == 0 || sum < least * (1 - same)) {
-      least = sum;
-      best = g;
-    }
-  }
-  return best;
-}
-
 int layer_ffn(const Spec *spec, int layer, int p_ffn, bool colocated)
 {
   return (colocated ? layer : layer - spec->model.dense.layers) % p_ffn;
@@ -275,19 +238,14 @@ static Dedup choose_dedup(const Spec *spec, const Plan *plan)
   return DEDUP_RANK;
 }
 
-/* Disaggregated: layers take turns among the groups of a side, and a layer's output goes to the next attention group,
-   that of the last layer to the head's. */
+/* Disaggregated: a layer's output goes to the next layer's attention group, that of the last layer to the head's. */
 static void deal_layers(Arena *arena, const Spec *spec, bool both, Plan *plan)
 {
   int layers = spec->model.layers;
   plan->ways = 1;
-  plan->att_group = arena_new_array(arena, int, (size_t)layers + 1);
+  plan->att_group = layer_deal(arena, spec, plan->shape, plan->p_att, both);
   plan->ffn_group = arena_new_array(arena, int, (size_t)layers);
   plan->combine_group = arena_new_array(arena, int, (size_t)layers);
-  for (int l = 0; l < layers; l++) {
-    plan->att_group[l] = layer_att(l, plan->p_att);
-  }
-  plan->att_group[layers] = layer_head(spec, plan->shape, plan->p_att);
   for (int l = 0; l < layers; l++) {
     plan->ffn_group[l] = spec_layer_is_dense(spec, l)
                              ? plan->att_group[l]

@@ -111,9 +111,9 @@ static void check_layers(Check *c)
     const PlanGroup *g = &plan->groups[i];
     int att = 0, ffn = 0;
     for (int w = 0; w < plan->ways; w++) {
-      for (int l = 0; l < layers; l++) {
+      for (int l = 0; l <= layers; l++) { /* the head is one, too */
         att += plan->att_group[w * (layers + 1) + l] == i;
-        ffn += plan->ffn_group[w * layers + l] == i && !spec_layer_is_dense(c->spec, l);
+        ffn += l < layers && plan->ffn_group[w * layers + l] == i && !spec_layer_is_dense(c->spec, l);
       }
     }
     bool idle = plan->n_stages > 0 ? att == 0 : ((g->role & PLAN_A) && att == 0) || ((g->role & PLAN_F) && ffn == 0);

@@ -45,13 +45,13 @@ bool plan_shard_allowed(const Spec *, OptShard);
 /* Groups of a side as the spec pins them, by number or by a list of their sizes; 0: free. */
 int plan_pinned_stages(const Spec *, bool att);
 
-/* Layer tables of a plan: attention of layer l on group l mod p_att; its FFN on group (ordinal
-   among the MoE layers) mod p_ffn, in a colocated plan on the group of its attention. Numbers are within a side. */
-int layer_att(int layer, int p_att);
-/* Head and loss are on the attention group that has the least to do otherwise: its layers, forward and backward with
-   one sequence on a rank and nothing recomputed. Of groups that are equal, group (layers mod p_att), or else the first.
- */
-int layer_head(const Spec *, const ShapeSpec *, int p_att);
+/* [layers + 1] attention group of each layer, and of the head. Layers take turns, and the head is on the group that has
+   the least to do otherwise: its layers, forward and backward with one sequence on a rank and nothing recomputed. Where
+   that leaves the busiest group with a hundredth more than it need have, as when a head weighs several layers or every
+   other layer has a window, layers are shared out by what they take, in turns as even as that allows. `turns`: never
+   so; the FFN of colocated groups goes by turns. */
+int *layer_deal(Arena *, const Spec *, const ShapeSpec *, int p_att, bool turns);
+/* FFN group of a layer: (ordinal among the MoE layers) mod p_ffn, in a colocated plan the group of its attention. */
 int layer_ffn(const Spec *, int layer, int p_ffn, bool colocated);
 
 /* Everything but solver, memory and times. */

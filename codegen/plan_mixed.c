@@ -53,9 +53,9 @@ Mixed *mixed_new(Arena *arena, const Price *p)
   m->att_busy = arena_new_array(arena, Busy, (size_t)t->p_att);
   m->ffn_busy = arena_new_array(arena, Busy, (size_t)t->p_ffn);
   for (int l = spec->model.dense.layers; l < layers; l++) {
-    int f = layer_ffn(spec, l, t->p_ffn, false), next = l + 1 < layers ? layer_att(l + 1, t->p_att) : p->kinds.head;
-    m->sent[layer_att(l, t->p_att) * t->p_ffn + f]++;
-    m->got[next * t->p_ffn + f]++;
+    int f = layer_ffn(spec, l, t->p_ffn, false);
+    m->sent[p->kinds.home[l] * t->p_ffn + f]++;
+    m->got[p->kinds.home[l + 1] * t->p_ffn + f]++;
   }
   return m;
 }

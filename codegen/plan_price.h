@@ -36,7 +36,7 @@ typedef struct Kinds {
   const Kind *att, *ffn; /* colocated: att[i] and ffn[i] are the same group */
   int n_att, n_ffn;
   const short *att_kind, *ffn_kind; /* of each group */
-  int head;                         /* attention group of the head */
+  const int *home;                  /* [layers + 1] attention group of each layer, and of the head */
 } Kinds;
 
 /* Prices that come up again and again, by ranks per FFN group or by sequences; 0: not known yet. */
@@ -78,7 +78,7 @@ void price_span(const Spec *, const Tuple *, const Chain *, double *chain, doubl
 
 /* kinds: filled by price_kinds for the tuple's numbers of groups, or NULL where no group is priced. memo: this price's
    own, cleared here. */
-void price_kinds(Arena *, const Spec *, const ShapeSpec *, const Tuple *, Kinds *);
+void price_kinds(Arena *, const Spec *, const int *home, const Tuple *, Kinds *);
 void price_init(Price *, const Spec *, const ShapeSpec *, const Tuple *, const Kinds *, Memo *);
 
 int price_mb_seqs(const Price *, int att_n);

@@ -24,9 +24,22 @@ typedef struct Search {
   Arena *arena;
   Space space;
   Kinds *kinds; /* by groups of both sides and colocated or not */
+  int **homes;  /* by groups of attention and colocated or not: layer_deal */
   Memo memo;
   int64_t pairs; /* priced so far */
 } Search;
+
+static const int *home_of(Search *s, const Tuple *t)
+{
+  bool turns = t->place == PLACE_COLOCATED;
+  const Spec *spec = s->space.spec;
+  if (s->homes == NULL) {
+    s->homes = arena_new_array(s->arena, int *, 2 * ((size_t)spec->model.layers + 1));
+  }
+  int **home = &s->homes[2 * t->p_att + turns];
+  *home = *home ? *home : layer_deal(s->arena, spec, s->space.shape, t->p_att, turns);
+  return *home;
+}
 
 static void init_price(Search *s, Price *p, const Tuple *t)
 {
@@ -38,7 +51,7 @@ static void init_price(Search *s, Price *p, const Tuple *t)
     s->kinds = arena_new_array(s->arena, Kinds, cached ? n * n * 2 : 1);
   }
   if (s->kinds[at].n_att == 0 || !cached) {
-    price_kinds(s->arena, spec, s->space.shape, t, &s->kinds[at]);
+    price_kinds(s->arena, spec, home_of(s, t), t, &s->kinds[at]);
   }
   price_init(p, spec, s->space.shape, t, &s->kinds[at], &s->memo);
 }

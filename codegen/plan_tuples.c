@@ -205,20 +205,15 @@ static double layer_ns(const Listing *s, int layer, Recompute recompute)
          att_ns(s, MOE_OP_ATT_WGRAD, layer, recompute);
 }
 
-/* Deepest attention group of p, per sequence, wherever the head is. */
+/* Busiest attention group of p, per sequence, if layers could be cut to be dealt evenly. */
 static double deepest(const Listing *s, int p, Recompute recompute, const double *layer)
 {
   int layers = s->spec->model.layers;
-  double most = 0, least = INFINITY;
-  for (int g = 0; g < p; g++) {
-    double ns = 0;
-    for (int l = g; l < layers; l += p) {
-      ns += layer[l];
-    }
-    most = fmax(most, ns);
-    least = fmin(least, ns);
+  double head = att_ns(s, MOE_OP_HEAD, 0, recompute), sum = head;
+  for (int l = 0; l < layers; l++) {
+    sum += layer[l];
   }
-  return fmax(most, least + att_ns(s, MOE_OP_HEAD, 0, recompute));
+  return fmax(head, sum / p);
 }
 
 /* Ranks per FFN group from which on weights and gradients of its experts fit. */

@@ -328,6 +328,8 @@ MIXED = [
     dict(ratio=(2, 2), node=4, p_att=1, p_ffn=3, capacity=0.25, experts=5, tied="true"),
     dict(system="afd", ratio=(3, 9), node=6, mbs=3, experts=9, router="topk_softmax"),
     dict(ratio=(2, 4), node=6, p_att=2, mbs=1, tail=1),           # more attention ranks than sequences
+    dict(ratio=(1, 2), node=4, p_att=2, vocab=5000),              # a head that has a group of its own
+    dict(ratio=(1, 2), node=5, p_att=3, p_ffn=2, mbs=3, vocab=900, tied="true"),  # or few layers beside it
 ]
 
 

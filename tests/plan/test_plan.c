@@ -45,7 +45,6 @@ static void assert_partition(const Spec *spec, const Plan *plan)
     const PlanGroup *a = &plan->groups[plan->att_group[l]], *f = &plan->groups[plan->ffn_group[l]];
     assert_true(a->role & PLAN_A);
     assert_true(dense ? f == a : (f->role & PLAN_F) != 0);
-    assert_int_equal(a->index, l % plan->p_att);
     assert_int_equal(plan->combine_group[l], plan->att_group[l + 1]);
     params += (double)(cost_bucket_elems(spec, MOE_BUCKET_ATT, l, 0) + cost_bucket_elems(spec, MOE_BUCKET_GAIN, l, 0));
     params += (double)cost_bucket_elems(spec, MOE_BUCKET_SHARED, l, 0);

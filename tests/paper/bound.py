@@ -15,19 +15,9 @@ Bound = namedtuple("Bound", "seconds linked split terms")
 GPUS_PER_NODE = 8
 
 
-def layers_of(costs, p_att, p_ffn):
-    att = [[] for _ in range(p_att)]
-    ffn = [[] for _ in range(p_ffn)]
-    for layer in range(costs.layers):
-        att[layer % p_att].append(layer)
-        if layer >= costs.dense:
-            ffn[(layer - costs.dense) % p_ffn].append(layer)
-    return att, ffn
-
-
-def node_rows(costs, ranks):
-    """Nodes that one token goes to, of a group of so many ranks."""
-    total, first = 0, 0
+def node_rows(costs, ranks, first=0):
+    """Nodes that one token goes to, of the ranks of a group from `first` on."""
+    total = 0
     while first < ranks:
         last = min(ranks, first + GPUS_PER_NODE)
         hits, miss = costs.experts * last // ranks - costs.experts * first // ranks, 1.0
@@ -43,58 +33,78 @@ def links_of(costs, split, layers, n_mbs, att):
     return moved / costs.nic * (1 if att else split.att / split.ffn * costs.imbalance)
 
 
+def message(costs, split, seqs):
+    """Seconds that one message of a layer and micro-batch takes at least, from a whole group to a whole group, however
+    NICs are divided between the sides. Where both groups fit on a node, a row per token over NVLink. Otherwise some
+    attention rank has no more than its fair share of the FFN ranks beside it, and what it sends to the others leaves
+    its node: the NICs of all GPUs, divided so that both sides take equally long, move it."""
+    row = 2 * costs.h * costs.seq
+    near = GPUS_PER_NODE * split.ffn // (split.att + split.ffn)
+    if near >= split.ffn:
+        return row / costs.nvlink + costs.nvlink_latency
+    rows = node_rows(costs, split.ffn, near)
+    used = split.replicas * (split.p_att * split.att + split.p_ffn * seqs)  # an FFN group gets the rows of all sequences
+    return rows * row * used / costs.gpus / costs.nic + costs.nic_latency
+
+
+def spread(costs, p_att, full):
+    """Attention of one sequence on the busiest of p groups, from below, as layers and head may go to any group: not
+    below the mean, nor below what whole layers would leave, if all were the lightest, wherever the head is."""
+    head = costs.head()
+    each = [sum(costs.attention(layer)[:3 + full]) for layer in range(costs.layers)]
+    if p_att == 1:
+        return sum(each) + head
+    whole = min(max(head + k * min(each), -(-(costs.layers - k) // (p_att - 1)) * min(each))
+                for k in range(costs.layers + 1))
+    return max((sum(each) + head) / p_att, max(each), whole)
+
+
 def bound_of(costs, split):
     """Seconds of one split and its terms; None where memory does not hold it."""
     full, none = split.recompute == "full", split.recompute == "none"
-    att, ffn = layers_of(costs, split.p_att, split.p_ffn)
+    moe, deep = costs.layers - costs.dense, -(-(costs.layers - costs.dense) // split.p_ffn)
     seqs = -(-costs.batch // split.replicas)
     if seqs < split.att:
         return None
     n_mbs = -(-seqs // split.att)  # a sequence on each rank of an attention group; the fullest rank has one in each
     parts = seqs / split.att       # experts have less to do in a short one
-    f = costs.ffn(split.att, split.ffn)
+    f, hop = costs.ffn(split.att, split.ffn), message(costs, split, split.att)
     ffn_all = sum(f[:3]) + (0 if none else f[3])
-    reach_att, reach_ffn, starts, at = {}, {}, {}, 0
+    starts, at = {}, 0
     for layer in range(costs.layers):
-        reach_att.setdefault(layer % split.p_att, at)
         starts["A", layer] = at
         at += costs.attention(layer)[0]
         if layer >= costs.dense:
-            reach_ffn.setdefault((layer - costs.dense) % split.p_ffn, at)
-            starts["F", layer] = at
-            at += f[0]
+            starts["F", layer] = at + hop
+            at += f[0] + 2 * hop
     chain, held = at + costs.head(), {}
     for layer in reversed(range(costs.layers)):
         if layer >= costs.dense:
-            chain += f[1]
-            held["F", layer] = chain - starts["F", layer]
+            held["F", layer] = chain + hop + f[1] - starts["F", layer]
+            chain += f[1] + 2 * hop
         chain += costs.attention(layer)[1]
         held["A", layer] = chain - starts["A", layer]
-    busy, fill, caps, links, flight = {}, {}, [], 0, chain
-    for g, mine in enumerate(att):
-        each = sum(sum(costs.attention(l)[:3 + full]) for l in mine) + (costs.embed() if g == 0 else 0)
-        head = costs.layers % split.p_att == g
-        busy["A", g] = n_mbs * (each + (costs.head() if head else 0))
-        fill["A", g] = reach_att[g]
-        room = costs.memory - costs.state(len(mine), 0, 0, (g == 0) + head)
-        caps.append(room / (len(mine) * costs.saved_att(full)))
-        flight = max(flight, n_mbs * sum(held["A", l] for l in mine) * costs.saved_att(full) / max(room, 1))
-        links = max(links, links_of(costs, split, sum(l >= costs.dense for l in mine), parts, True))
-    for g, mine in enumerate(ffn):
-        busy["F", g] = parts * len(mine) * ffn_all
-        fill["F", g] = reach_ffn[g]
-        room = costs.memory - costs.state(0, len(mine), -(-costs.experts // split.ffn), 0)
-        saved = costs.saved_ffn(split.att, split.ffn, none)
-        caps.append(room / (len(mine) * saved))
-        flight = max(flight, parts * sum(held["F", l] for l in mine) * saved / max(room, 1))
-        links = max(links, links_of(costs, split, len(mine), parts, False))
-    if min(caps) < 1:
+    # groups of a side share what all of them hold, so that any deal of the layers is covered
+    room = costs.memory * split.p_att - costs.state(costs.layers, 0, 0, 2, split.p_att)
+    saved = costs.saved_att(full)
+    cap_att = room / (costs.layers * saved)
+    flight = max(chain, n_mbs * sum(held["A", l] for l in range(costs.layers)) * saved / max(room, 1))
+    room = costs.memory * split.p_ffn - costs.state(0, moe, -(-costs.experts // split.ffn), 0, split.p_ffn)
+    saved = costs.saved_ffn(split.att, split.ffn, none)
+    cap_ffn = room / (moe * saved)
+    flight = max(flight, parts * sum(held["F", l] for l in range(costs.dense, costs.layers)) * saved / max(room, 1))
+    if min(cap_att, cap_ffn) < 1:
         return None
-    worst = max(busy, key=lambda g: busy[g] + fill[g])
+    busy = {"A": n_mbs * spread(costs, split.p_att, full), "F": parts * deep * ffn_all}
+    # of the deepest groups one is as late in a turn as there are such groups
+    late = moe % split.p_ffn or split.p_ffn
+    fill = {"A": 0, "F": starts["F", costs.dense + late - 1]}
+    worst = max(busy, key=lambda side: busy[side] + fill[side])
     seconds = max(busy[worst] + fill[worst], flight) + costs.optimizer()
+    links = max(links_of(costs, split, moe / split.p_att, n_mbs, True), links_of(costs, split, deep, parts, False))
     return Bound(seconds, max(seconds, links), split,
                  {"busy": busy[worst], "fill": fill[worst], "flight": flight, "optimizer": costs.optimizer(),
-                  "cap": int(min(caps)), "group": "%s%d" % worst, "links": links})
+                  "cap": int(min(cap_att, cap_ffn)), "group": worst, "links": links})
 
 
 def perfect(costs):

@@ -81,6 +81,7 @@ class Costs:
         self.gpu = read.block("gpu", node["gpu"])
         self.eff = self.gpu["efficiency"]
         self.gpus, self.memory, self.nic = cluster["nodes"] * node["gpus"], self.gpu["memory"], node["nic"]
+        self.nvlink, self.nvlink_latency, self.nic_latency = (node[k] for k in ("nvlink", "nvlink_latency", "nic_latency"))
         self.shape = read.block("shape", shape)
         self.seq, self.batch = self.shape["seq"], self.shape["global_batch"]
         self.layers, self.h, self.vocab = model["layers"], model["hidden"], model["vocab"]
@@ -160,11 +161,12 @@ class Costs:
 
     # ---- memory: what no layout can do without ----
 
-    def state(self, att_layers, ffn_layers, experts, tables):
-        """Bytes of weights and gradients (2 + 4 per parameter) on a rank, and its even part of the optimizer's state."""
+    def state(self, att_layers, ffn_layers, experts, tables, ranks=1):
+        """Bytes of weights and gradients (2 + 4 per parameter) on so many ranks together, and their even part of the
+        optimizer's state."""
         n = att_layers * (self.projections + self.experts * self.h)
         n += ffn_layers * (experts * self.expert_params + self.shared_params) + tables * self.h * self.vocab
-        return 6 * n + 12 * self.params() / self.gpus
+        return 6 * n + 12 * self.params() * ranks / self.gpus
 
     def params(self):
         moe = self.layers - self.dense

@@ -84,11 +84,6 @@ SideView plan_side(const Spec *spec, const Plan *plan, int role)
 
 /* ---- words ---- */
 
-static double busy(const SideView *v)
-{
-  return fmax(v->compute_ns, v->network_ns);
-}
-
 static void print_side(const Spec *spec, const SideView *v, FILE *out)
 {
   char flops[HUMAN_MAX], bytes[HUMAN_MAX], ratio[HUMAN_MAX], turn[HUMAN_MAX], compute[HUMAN_MAX], network[HUMAN_MAX];
@@ -114,23 +109,61 @@ static void print_side(const Spec *spec, const SideView *v, FILE *out)
       human_time(network, v->network_ns), v->compute_ns >= v->network_ns ? "compute" : "network");
 }
 
-/* Ranks of a side over its layers: how long its busiest group works per micro-batch. */
-static double side_load(const Spec *spec, const Plan *plan, const SideView *v)
+/* Layers of attention, the head, and layers of experts of a group in all directions. */
+static Pace pace_of(const Spec *spec, const Plan *plan, int group)
 {
-  int groups = v->role == PLAN_F ? plan->p_ffn : plan->p_att;
-  int layers = v->role == PLAN_F ? plan_moe_layers(spec) : spec->model.layers;
-  return (double)moe_part_max(layers, groups) * busy(v);
+  static const MoeOpKind att[] = {MOE_OP_ATT_FWD, MOE_OP_ATT_DGRAD, MOE_OP_ATT_WGRAD};
+  static const MoeOpKind ffn[] = {MOE_OP_FFN_FWD, MOE_OP_FFN_DGRAD, MOE_OP_FFN_WGRAD};
+  int layers = spec->model.layers, exchanges = 0;
+  Pace p = {.group = group};
+  for (int w = 0; w < plan->ways; w++) {
+    for (int l = 0; l < layers; l++) {
+      bool mine = plan_att(spec, plan, w, l) == group, dense = spec_layer_is_dense(spec, l);
+      bool experts = !dense && plan_ffn(spec, plan, w, l) == group;
+      for (int i = 0; i < 3; i++) {
+        p.compute_ns += mine ? op_ns(spec, plan, att[i], l) : 0;
+        p.compute_ns += experts ? op_ns(spec, plan, ffn[i], l) : 0;
+      }
+      exchanges += !dense && (mine || experts);
+    }
+    p.compute_ns += plan_att(spec, plan, w, layers) == group ? op_ns(spec, plan, MOE_OP_HEAD, layers) : 0;
+  }
+  p.compute_ns /= plan->ways;
+  p.network_ns = plan_side(spec, plan, plan->groups[group].role & PLAN_A ? PLAN_A : PLAN_F).network_ns * exchanges;
+  p.network_ns /= plan->ways;
+  return p;
 }
 
-static void print_balance(const Spec *spec, const Plan *plan, const SideView *a, const SideView *f, FILE *out)
+double pace_ns(Pace p)
 {
-  double att = side_load(spec, plan, a), ffn = side_load(spec, plan, f), most = fmax(att, ffn);
-  const SideView *slow = att >= ffn ? a : f;
+  return fmax(p.compute_ns, p.network_ns);
+}
+
+Pace plan_pace(const Spec *spec, const Plan *plan, int role)
+{
+  Pace slow = {.group = -1};
+  for (int g = 0; g < plan->n_groups; g++) {
+    if (plan->groups[g].role & role) {
+      Pace p = pace_of(spec, plan, g);
+      slow = slow.group < 0 || pace_ns(p) > pace_ns(slow) ? p : slow;
+    }
+  }
+  return slow;
+}
+
+const char *pace_binds(Pace p)
+{
+  return p.compute_ns >= p.network_ns ? "compute" : "network";
+}
+
+static void print_balance(const Spec *spec, const Plan *plan, FILE *out)
+{
+  Pace att = plan_pace(spec, plan, PLAN_A), ffn = plan_pace(spec, plan, PLAN_F);
+  Pace slow = pace_ns(att) >= pace_ns(ffn) ? att : ffn, other = pace_ns(att) >= pace_ns(ffn) ? ffn : att;
   char text[HUMAN_MAX], share[HUMAN_MAX];
   fprintf(out, "  the %s side sets the pace: %s per micro-batch, its %s; the %s side is busy %s of that\n",
-          plan_role_name(slow->role), human_time(text, most),
-          slow->compute_ns >= slow->network_ns ? "compute" : "network", plan_role_name(slow == a ? f->role : a->role),
-          human_percent(share, fmin(att, ffn) / most));
+          plan_role_name(plan->groups[slow.group].role), human_time(text, pace_ns(slow)), pace_binds(slow),
+          plan_role_name(plan->groups[other.group].role), human_percent(share, pace_ns(other) / pace_ns(slow)));
 }
 
 /* Rows of a token that leave its rank in one direction; *far: of them those between nodes. */
@@ -226,14 +259,12 @@ static void print_layout(const Plan *p, FILE *out)
 /* The largest thing that is worse, of those a reader can do something about. */
 static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FILE *out)
 {
-  SideView a0 = plan_side(spec, best, PLAN_A), a1 = plan_side(spec, next, PLAN_A);
-  SideView f0 = plan_side(spec, best, PLAN_F), f1 = plan_side(spec, next, PLAN_F);
   double tokens0 = best->mb_seqs * (double)best->replicas, tokens1 = next->mb_seqs * (double)next->replicas;
-  double att = side_load(spec, next, &a1) / tokens1 / (side_load(spec, best, &a0) / tokens0);
-  double ffn = side_load(spec, next, &f1) / tokens1 / (side_load(spec, best, &f0) / tokens0);
-  double pace0 = fmax(side_load(spec, best, &a0), side_load(spec, best, &f0)) / tokens0;
-  double pace1 = fmax(side_load(spec, next, &a1), side_load(spec, next, &f1)) / tokens1;
-  bool one_side = a1.role == f1.role;
+  double att0 = pace_ns(plan_pace(spec, best, PLAN_A)) / tokens0,
+         ffn0 = pace_ns(plan_pace(spec, best, PLAN_F)) / tokens0;
+  double att1 = pace_ns(plan_pace(spec, next, PLAN_A)) / tokens1,
+         ffn1 = pace_ns(plan_pace(spec, next, PLAN_F)) / tokens1;
+  bool one_side = next->groups[0].role != PLAN_A, by_att = att1 >= ffn1;
   char text[HUMAN_MAX];
   if (next->recompute != best->recompute) {
     fprintf(out, "it has %s recomputation; ",
@@ -243,14 +274,13 @@ static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FIL
     fprintf(out, "its optimizer state lies %s; ",
             next->optimizer_shard == OPT_SHARD_ALL ? "on all ranks" : "with the weights");
   }
-  if (pace1 > pace0 * 1.002) {
-    bool by_att = side_load(spec, next, &a1) >= side_load(spec, next, &f1);
+  if (fmax(att1, ffn1) > fmax(att0, ffn0) * 1.002) {
     if (one_side) {
       fprintf(out, "its groups take longer per token");
     } else {
-      fprintf(out, "its %s side is slower per token", plan_role_name(by_att ? a1.role : f1.role));
+      fprintf(out, "its %s side is slower per token", plan_role_name(by_att ? PLAN_A : PLAN_F));
     }
-    fprintf(out, " (%s of the chosen plan's)", human_percent(text, by_att ? att : ffn));
+    fprintf(out, " (%s of the chosen plan's)", human_percent(text, by_att ? att1 / att0 : ffn1 / ffn0));
   } else if (next->replicas * next->replica_ranks != best->replicas * best->replica_ranks) {
     fprintf(out, "it uses %d GPUs instead of %d", next->replicas * next->replica_ranks,
             best->replicas * best->replica_ranks);
@@ -276,7 +306,7 @@ void plan_explain(const Spec *spec, const Plan *plans, int n, FILE *out)
   print_side(spec, &a, out);
   if (a.role == PLAN_A) {
     print_side(spec, &f, out);
-    print_balance(spec, best, &a, &f, out);
+    print_balance(spec, best, out);
   } else if (a.bytes > 0) {
     fprintf(out, "  every rank does both: without overlap messages add %s to the compute of a layer\n",
             human_percent(text, a.compute_ns > 0 ? a.network_ns / a.compute_ns : 0));

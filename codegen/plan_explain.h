@@ -18,6 +18,16 @@ typedef struct SideView {
 /* role: PLAN_A or PLAN_F; a colocated plan's is of both whatever is asked. */
 SideView plan_side(const Spec *, const Plan *, int role);
 
+/* What a micro-batch, forward and backward, takes of a group: compute of all its layers and the head, and messages in
+   the busier direction of the slower port. plan_pace: of the group of a side that takes longest. */
+typedef struct Pace {
+  int group;
+  double compute_ns, network_ns;
+} Pace;
+Pace plan_pace(const Spec *, const Plan *, int role);
+double pace_ns(Pace);
+const char *pace_binds(Pace); /* "compute" or "network" */
+
 /* plans[0] is the one that was chosen, the others the candidates after it. */
 void plan_explain(const Spec *, const Plan *plans, int n, FILE *);
 

@@ -2,6 +2,7 @@
 #include <jansson.h>
 #include <string.h>
 
+#include "codegen/plan_explain.h"
 #include "codegen/plan_int.h"
 #include "lang/printed.h"
 
@@ -77,18 +78,15 @@ static void print_layers(const Spec *spec, const Plan *plan, const PlanGroup *g,
   fprintf(out, " (%d)", n);
 }
 
-/* Compute or the network, and on which side the longer time is. */
+/* And what binds: the compute or the network of the group that a micro-batch takes longest. */
 static void print_times(const Spec *spec, const Plan *plan, FILE *out)
 {
-  int l = spec->model.dense.layers;
-  bool att = plan->t_att_ns >= plan->t_ffn_ns;
-  double compute = (double)cost_op_ns(spec, plan, att ? MOE_OP_ATT_FWD : MOE_OP_FFN_FWD, l);
-  bool network = compute < (att ? plan->t_att_ns : plan->t_ffn_ns);
+  Pace slow = plan_pace(spec, plan, PLAN_A | PLAN_F);
   fprintf(out, "per layer and micro-batch, forward: T_a ");
   print_time(out, plan->t_att_ns);
   fprintf(out, ", T_f ");
   print_time(out, plan->t_ffn_ns);
-  fprintf(out, "\nbinds: %s %s", att ? "attention" : "FFN", network ? "network" : "compute");
+  fprintf(out, "\nbinds: %s %s", plan_role_name(plan->groups[slow.group].role), pace_binds(slow));
   double fullest = 0;
   const PlanGroup *tight = NULL;
   for (int i = 0; i < plan->n_groups; i++) {

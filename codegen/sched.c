@@ -1,141 +1,9 @@
-/* AF-Pipe: the order of compute ops by list scheduling over modelled times, and the passes every schedule goes through.
-   The rule of the list scheduler: input gradients and forwards first, in turn or one before the other, because other
-   groups wait for them; weight gradients fill what is left, unless more of them wait than the policy lets pile up.
-   Variants of this rule are tried and the shortest timeline wins; ties go to the variant listed first, so the result
-   depends on the input alone. */
+/* A schedule from its plan: orders and times of compute tasks, of AF-Pipe by the search of sched_search.c, then the
+   passes that every schedule goes through. */
 #include "codegen/plan_int.h"
+#include "codegen/plan_shape.h"
 #include "codegen/sched_int.h"
 #include "runtime/moe_layout.h"
-
-#include <math.h>
-
-static int way_mbs(const SchedNet *net, int way)
-{
-  int half = (net->n_mbs + 1) / 2;
-  return net->ways == 1 ? net->n_mbs : way == 0 ? half : net->n_mbs - half;
-}
-
-SchedOrder *sched_orders_new(Arena *arena, const SchedNet *net)
-{
-  SchedOrder *orders = arena_new_array(arena, SchedOrder, (size_t)net->n_groups);
-  for (SchedTask task = 0; task < TASK_N_COMPUTE; task++) {
-    for (int layer = 0; layer <= net->n_layers; layer++) {
-      for (int way = 0; way < net->ways; way++) {
-        if (sched_task_exists(net, task, layer, way)) {
-          orders[sched_group(net, task, layer, way)].n += way_mbs(net, way) * sched_chunks(net, task);
-        }
-      }
-    }
-  }
-  for (int g = 0; g < net->n_groups; g++) {
-    orders[g].ids = arena_new_array(arena, int32_t, (size_t)orders[g].n);
-    orders[g].n = 0;
-  }
-  return orders;
-}
-
-static int n_tasks(const SchedNet *net)
-{
-  int n = 0;
-  for (SchedTask task = 0; task < TASK_COUNT; task++) {
-    for (int layer = 0; layer <= net->n_layers; layer++) {
-      for (int way = 0; way < net->ways; way++) {
-        n += sched_task_exists(net, task, layer, way) ? way_mbs(net, way) * sched_chunks(net, task) : 0;
-      }
-    }
-  }
-  return n;
-}
-
-/* Micro-batches of which the scarcest pool could hold all layers. */
-static double whole_mbs(const SchedNet *net)
-{
-  double least = net->n_mbs;
-  for (int g = 0; g < net->n_groups; g++) {
-    for (int side = PLAN_A; side <= PLAN_F; side++) {
-      int layers = plan_layers(net->spec, net->plan, g, side);
-      double n = layers > 0 ? (double)plan_saved(net->spec, net->plan, g, side) / layers : least;
-      least = n < least ? n : least;
-    }
-  }
-  return least;
-}
-
-/* Policies are tried in an order that gains most over a grid of plans, those for few saved slots before most of those
-   for plenty, until a number of tasks has been simulated: all of them for small plans, the first few for large ones;
-   or, if `only` is not negative, that one alone. The former let so many times more micro-batches be under way than
-   there are slots for with all layers; the latter admit micro-batches whole. */
-static void af_pipe(Arena *arena, const SchedNet *net, int only, SchedTimes *times)
-{
-  enum { MIN_POLICIES = 5, MAX_TASKS = 1 << 19, ANY = INT16_MAX };
-  static const struct {
-    SchedPolicy policy;
-    double more;
-  } policies[] = {
-      {{TURN_FORWARD, .oldest_sends = true, .wgrads = 1, .keep = 1}, 1.75},
-      {{TURN_FORWARD, .wgrads = ANY, .keep = 1}, 1.75},
-      {{TURN_BOTH, .last_grads = true, .wgrads = ANY, .backlog = 3}, 1},
-      {{TURN_BOTH, .oldest_sends = true, .wgrads = ANY, .keep = 3}, 3},
-      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1, .keep = 1}, 2.25},
-      {{TURN_BOTH, .wgrads = 1, .keep = 1}, 1.75},
-      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = ANY, .keep = 3}, 3},
-      {{TURN_BOTH, .oldest_sends = true, .wgrads = 1, .keep = 1}, 1.75},
-      {{TURN_FORWARD, .last_grads = true, .wgrads = 1, .keep = 3}, 3},
-      {{TURN_BOTH, .wgrads = ANY, .keep = 1}, 1.75},
-      {{TURN_FORWARD, .wgrads = 1, .keep = 1}, 1.75},
-      {{TURN_FORWARD, .oldest_sends = true, .wgrads = 1}, 1},
-      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 0}, 1},
-      {{TURN_BOTH, .oldest_sends = true, .wgrads = ANY}, 1},
-      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = ANY}, 1},
-      {{TURN_FORWARD, .last_grads = true, .wgrads = 0}, 1},
-      {{TURN_GRAD, .oldest_sends = true, .first_forwards = true, .wgrads = ANY, .backlog = 3}, 1},
-      {{TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = 3}, 1},
-      {{TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 3}, 1},
-      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .wgrads = 1, .backlog = 3}, 1},
-      {{TURN_BOTH, .oldest_sends = true, .last_grads = true, .wgrads = ANY}, 1},
-      {{TURN_GRAD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY}, 1},
-      {{TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY, .backlog = 3}, 1},
-      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = ANY, .backlog = 3},
-       1},
-      {{TURN_GRAD, .oldest_sends = true, .last_grads = true, .wgrads = ANY}, 1},
-      {{TURN_GRAD, .last_grads = true, .first_forwards = true, .wgrads = 1, .backlog = 3}, 1},
-      {{TURN_BOTH, .last_grads = true, .wgrads = 3}, 1},
-      {{TURN_GRAD, .first_forwards = true, .wgrads = ANY}, 1},
-      {{TURN_FORWARD, .oldest_sends = true, .last_grads = true, .first_forwards = true, .wgrads = 2, .backlog = 3}, 1},
-  };
-  enum { N_POLICIES = sizeof policies / sizeof *policies };
-  int most = net->plan->in_flight < net->n_mbs ? net->plan->in_flight : net->n_mbs;
-  int left = MAX_TASKS / n_tasks(net), skip = only, under_way = plan_under_way(net->spec, net->plan);
-  double whole = whole_mbs(net);
-  left = left < MIN_POLICIES ? MIN_POLICIES : left;
-  SchedTimes tried = sched_times_new(arena, net);
-  int64_t shortest = INT64_MAX;
-  *times = sched_times_new(arena, net);
-  for (int i = 0; i < 2 * N_POLICIES && left > 0; i++) { /* the second time with half as many */
-    SchedPolicy policy = policies[i % N_POLICIES].policy;
-    double more = policies[i % N_POLICIES].more * whole;
-    if (policy.keep && (most == net->n_mbs || i >= N_POLICIES)) {
-      continue;
-    }
-    policy.cap = !policy.keep       ? (i < N_POLICIES ? most : (most + 1) / 2)
-                 : more < under_way ? (int)ceil(more)
-                                    : under_way;
-    policy.work_slots = PLAN_WORK_SLOTS;
-    policy.chan_slots = PLAN_CHAN_SLOTS;
-    if (skip-- > 0) {
-      continue;
-    }
-    left = only < 0 ? left - 1 : 0;
-    Arena *scratch = arena_new();
-    if (sched_simulate(scratch, net, &policy, NULL, shortest - 1, &tried)) {
-      SchedTimes swap = tried;
-      shortest = tried.makespan;
-      tried = *times;
-      *times = swap;
-    }
-    arena_free(scratch);
-  }
-}
 
 /* A join's rows are kept beside those of its layer's attention. */
 static bool joins_fit(Diag *diag, const Spec *spec, const Plan *plan)
@@ -224,14 +92,10 @@ static bool plan_fits(Diag *diag, const Spec *spec, const Plan *plan)
   return diag_errors(diag) == errors && joins_fit(diag, spec, plan);
 }
 
-/* Orders and times of all compute tasks. Given orders keep to no caps: what they hold at once is their authors' choice,
-   and the slots that it takes are counted afterwards. */
-static bool make_times(Arena *arena, Diag *diag, SchedNet *net, int only, SchedTimes *times)
+/* Orders and times of all compute tasks of a colocated system. Given orders keep to no caps: what they hold at once is
+   their authors' choice, and the slots that it takes are counted afterwards. */
+static bool given_times(Arena *arena, Diag *diag, SchedNet *net, SchedTimes *times)
 {
-  if (!plan_system_colocated(net->plan->system)) {
-    af_pipe(arena, net, only, times);
-    return true;
-  }
   enum { PLENTY = INT16_MAX };
   SchedPolicy policy = {.cap = net->n_mbs, .work_slots = PLENTY, .chan_slots = PLENTY};
   SchedOrder *orders = sched_orders_new(arena, net);
@@ -240,8 +104,67 @@ static bool make_times(Arena *arena, Diag *diag, SchedNet *net, int only, SchedT
     return false;
   }
   net->marks = marks;
-  *times = sched_times_new(arena, net);
   sched_simulate(arena, net, &policy, orders, INT64_MAX, times);
+  return true;
+}
+
+static void make_tables(Arena *arena, const SchedNet *net, const SchedTimes *times, Schedule *sched)
+{
+  Arena *scratch = arena_new();
+  SchedRecs recs = {0};
+  *sched = (Schedule){.n_groups = net->n_groups};
+  sched->groups = arena_new_array(arena, SchedGroup, (size_t)net->n_groups);
+  size_t chans = (size_t)((TASK_COUNT - TASK_DISPATCH) * net->ways * (net->n_layers + 1));
+  sched->chans = arena_new_array(arena, MoeChan, chans + MOE_EDGE_COUNT + 2 * MOE_BUCKET_COUNT);
+  sched_comm(scratch, net, times, &recs);
+  sched_slots(scratch, net, &recs, sched);
+  sched_tail(scratch, net, &recs, sched);
+  sched_rows(arena, &recs, sched);
+  sched->in_flight = times->in_flight;
+  arena_free(scratch);
+}
+
+static bool fits_memory(const SchedNet *net, const Schedule *sched)
+{
+  Arena *arena = arena_new();
+  Plan copy = *net->plan;
+  bool fits = true;
+  plan_copy_groups(arena, &copy);
+  sched_memory(net->spec, sched, &copy);
+  for (int g = 0; g < copy.n_groups; g++) {
+    fits &= copy.groups[g].memory.total <= copy.groups[g].memory.limit;
+  }
+  arena_free(arena);
+  return fits;
+}
+
+/* With few slots for work and messages, forwards that wait for a link stand in the way of gradients. Where a group's
+   memory has room for more of them than every plan counts on, the order may take them. */
+static void with_more_slots(Arena *arena, SchedSearch *search, Schedule *sched)
+{
+  static const int slots[] = {32 * PLAN_WORK_SLOTS, 4 * PLAN_WORK_SLOTS, 3 * PLAN_WORK_SLOTS / 2};
+  for (int i = 0; i < 3; i++) {
+    SchedSearch more = *search;
+    Schedule other;
+    if (fits_memory(search->net, sched) && sched_search_more(&more, slots[i])) {
+      make_tables(arena, search->net, &more.times, &other);
+      if (other.step_ns < sched->step_ns && fits_memory(search->net, &other)) {
+        *search = more;
+        *sched = other;
+        return;
+      }
+    }
+  }
+}
+
+/* Orders and times of all compute tasks, in search->times. */
+static bool make_times(Arena *arena, Diag *diag, SchedNet *net, int only, SchedSearch *search)
+{
+  *search = sched_search_new(arena, net);
+  if (plan_system_colocated(net->plan->system)) {
+    return given_times(arena, diag, net, &search->times);
+  }
+  sched_search(search, only);
   return true;
 }
 
@@ -253,19 +176,13 @@ static bool build(Arena *arena, Diag *diag, const Spec *spec, const Plan *plan, 
   }
   Arena *scratch = arena_new();
   SchedNet net = sched_net(scratch, spec, plan);
-  SchedTimes times;
-  SchedRecs recs = {0};
-  bool ok = make_times(scratch, diag, &net, only, &times);
+  SchedSearch search;
+  bool ok = make_times(scratch, diag, &net, only, &search);
   if (ok) {
-    sched->n_groups = plan->n_groups;
-    sched->groups = arena_new_array(arena, SchedGroup, (size_t)plan->n_groups);
-    size_t chans = (size_t)((TASK_COUNT - TASK_DISPATCH) * net.ways * (net.n_layers + 1));
-    sched->chans = arena_new_array(arena, MoeChan, chans + MOE_EDGE_COUNT + 2 * MOE_BUCKET_COUNT);
-    sched_comm(scratch, &net, &times, &recs);
-    sched_slots(scratch, &net, &recs, sched);
-    sched_tail(scratch, &net, &recs, sched);
-    sched_rows(arena, &recs, sched);
-    sched->in_flight = times.in_flight;
+    make_tables(arena, &net, &search.times, sched);
+  }
+  if (ok && only < 0 && !plan_system_colocated(plan->system)) {
+    with_more_slots(arena, &search, sched);
   }
   arena_free(scratch);
   return ok;
@@ -280,13 +197,13 @@ int64_t sched_order_ns(Diag *diag, const Spec *spec, const Plan *plan, int order
 {
   Arena *arena = arena_new();
   Schedule sched;
-  SchedTimes times;
+  SchedSearch search;
   int64_t ns = 0;
   if (tail) {
     ns = build(arena, diag, spec, plan, order, &sched) ? sched.step_ns : 0;
   } else if (plan_fits(diag, spec, plan)) {
     SchedNet net = sched_net(arena, spec, plan);
-    ns = make_times(arena, diag, &net, order, &times) ? times.makespan : 0;
+    ns = make_times(arena, diag, &net, order, &search) ? search.times.makespan : 0;
   }
   arena_free(arena);
   return ns;

@@ -207,6 +207,23 @@ void sched_times_count(Arena *, const SchedNet *, SchedTimes *);
 bool sched_simulate(Arena *, const SchedNet *, const SchedPolicy *, const SchedOrder *given, int64_t most,
                     SchedTimes *times);
 
+/* The search for AF-Pipe's order, and the best so far: its times, how long it takes, the number of its policy. */
+typedef struct SchedSearch {
+  const SchedNet *net;
+  double whole;  /* micro-batches of which the saved slots have room for all layers */
+  int under_way; /* most that may be under way where slots are dealt out one by one */
+  int64_t shortest;
+  int best;
+  SchedTimes times, tried; /* of the best; room for those of the one at hand */
+} SchedSearch;
+SchedSearch sched_search_new(Arena *, const SchedNet *);
+/* With the slots for work and messages that every plan has. Policies are tried until a number of tasks has been
+   simulated: all of them for small plans, the first few for large ones; or, if `only` is not negative, that one. */
+void sched_search(SchedSearch *, int only);
+/* The best policy again, and for small plans others, with so many slots of each kind. Is one shorter than the best so
+   far? */
+bool sched_search_more(SchedSearch *, int slots);
+
 /* Shared passes, in this order: rows with their waits; slots of pools and channels; the end of the step; tables. */
 void sched_comm(Arena *, const SchedNet *, const SchedTimes *, SchedRecs *);
 void sched_slots(Arena *, const SchedNet *, SchedRecs *, Schedule *);

@@ -68,7 +68,7 @@ asm(".text\n"
     "  movq %rsp, (%rdi)\n"
     "  movq %rsi, %rsp\n"
     "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-    "  ret\n"
+    "  popq %rcx\n  jmp *%rcx\n" /* a ret would be predicted to return to the caller */
     ".size simt_switch, . - simt_switch\n");
 namespace
 {
@@ -180,9 +180,10 @@ void report(const char *format, ...)
 
 void leave(State state)
 {
-  Thread *t = &device.threads[simt::self.linear];
+  Device &d = device;
+  Thread *t = &d.threads[simt::self.linear];
   t->state = state;
-  context_switch(&t->context, &device.scheduler);
+  context_switch(&t->context, &d.scheduler);
 }
 
 void fiber()
@@ -198,7 +199,8 @@ void new_fibers(unsigned from, unsigned n)
   for (unsigned i = from; i < n; i++) {
     char *stack = device.stacks + (size_t)i * STACK + PAGE;
     GUARD_OFF(stack, STACK - PAGE);
-    context_new(&device.threads[i].context, stack, STACK - PAGE, fiber);
+    size_t shift = i % 64 * 320; /* else the tops of all stacks would share a few lines of the cache */
+    context_new(&device.threads[i].context, stack, STACK - PAGE - shift, fiber);
   }
 }
 
@@ -284,24 +286,25 @@ bool meet_lanes(unsigned first, unsigned n, unsigned mask)
 /* Runs the lanes of a warp until each waits for the block, has ended, or can not go on. */
 void run_warp(unsigned first)
 {
-  unsigned n = device.n - first < WARP ? device.n - first : WARP;
-  for (bool moved = true; moved && !device.failed;) {
+  Device &d = device;
+  unsigned n = d.n - first < WARP ? d.n - first : WARP;
+  for (bool moved = true; moved && !d.failed;) {
     unsigned order[WARP];
     make_order(order, n);
     moved = false;
-    for (unsigned i = 0; i < n && !device.failed; i++) {
-      Thread *t = &device.threads[first + order[i]];
+    for (unsigned i = 0; i < n && !d.failed; i++) {
+      Thread *t = &d.threads[first + order[i]];
       if (t->state == RUNNABLE) {
         simt::Self &s = simt::self;
         s.linear = first + order[i];
         s.thread = t->index;
-        device.switches++;
-        context_switch(&device.scheduler, &t->context);
+        d.switches++;
+        context_switch(&d.scheduler, &t->context);
         moved = true;
       }
     }
-    for (unsigned l = 0; l < n && !device.failed; l++) {
-      const Thread *t = &device.threads[first + l];
+    for (unsigned l = 0; l < n && !d.failed; l++) {
+      const Thread *t = &d.threads[first + l];
       if (t->state == AT_WARP) {
         moved |= meet_lanes(first, n, t->mask);
       }

@@ -12,6 +12,6 @@ done
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 for kernel in templates/*.cu; do
-  "$nvcc" -std=c++17 -O3 -Werror all-warnings "${targets[@]}" -Iruntime -Itemplates -Itests/kernels/configs -include "$config" \
+  "$nvcc" -std=c++17 -Werror all-warnings "${targets[@]}" -Iruntime -Itemplates -Itests/kernels/configs -include "$config" \
     -c "$kernel" -o "$out/kernel.o"
 done

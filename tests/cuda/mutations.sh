@@ -49,6 +49,7 @@ try "no barrier before a block's sum is read" rows norm.cu moe_cuda.cuh "$(nth 1
 try "no barrier before a block's sum is written again" rows norm.cu moe_cuda.cuh "$(nth 2 '__syncthreads' templates/moe_cuda.cuh)"
 try "no barrier in a tree of sums" rows optimizer.cu optimizer.cu "$(nth 1 '__syncthreads' templates/optimizer.cu)"
 try "no barrier after a tile of a product" experts grouped.cu grouped.cu "$(nth 2 '__syncthreads' templates/grouped.cu)"
+try "values that take the keys' place too early" attention attention.cu attention.cu "$(nth 2 '__syncthreads' templates/attention.cu)"
 try "no barrier within a warp" messages messages.cu messages.cu "$(nth 1 '__syncwarp' templates/messages.cu)"
 try "a barrier that some threads do not reach" router router.cu router.cu 's/^(    )tile\[threadIdx.x\] = here/\1if (here >= n) { return; }\n&/'
 try "one too few elements of shared memory" experts grouped.cu grouped.cu 's/(tile_a, AREA)/\1 - 2/'

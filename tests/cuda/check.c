@@ -80,6 +80,14 @@ void dev_free(void *p)
   fail_msg("not a buffer");
 }
 
+void ok(MoeStatus status)
+{
+  if (status != MOE_OK) {
+    const char *error = simt_error();
+    fail_msg("%s", error != NULL ? error : "a launch was refused");
+  }
+}
+
 /* -- orders -- */
 
 enum { MAX_OUTS = 16 };

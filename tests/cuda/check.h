@@ -17,6 +17,9 @@ void dev_free(void *);
 /* The same with values. */
 void *dev_copy(const void *from, size_t bytes);
 
+/* Ends the test with the device's report if it refused a kernel. */
+void ok(MoeStatus);
+
 /* Runs launch(c) once per order. launch() makes its outputs by out_new() (full of NaN) or out_copy(); the first order's
    are compared bit by bit with the others', and those of the last stay until the next call. */
 void in_all_orders(void (*launch)(void *c), void *c);

@@ -31,9 +31,9 @@ static void launch_attention(void *c)
   MoeReal *turned = dev_new(n * QKV * sizeof *turned);
   float *cosp = dev_new(t->seq * D / 2 * sizeof *cosp);
   float *sinp = dev_new(t->seq * D / 2 * sizeof *sinp);
-  assert_int_equal(moe_cuda_rope_tables(t->seq, cosp, sinp, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_heads(t->qkv, t->w, cosp, sinp, t->seq, n, turned, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_attention(turned, t->w, t->layer, t->seq, t->n_seqs, t->o, t->lse, NULL), MOE_OK);
+  ok(moe_cuda_rope_tables(t->seq, cosp, sinp, NULL));
+  ok(moe_cuda_heads(t->qkv, t->w, cosp, sinp, t->seq, n, turned, NULL));
+  ok(moe_cuda_attention(turned, t->w, t->layer, t->seq, t->n_seqs, t->o, t->lse, NULL));
   dev_free(turned);
   dev_free(cosp);
   dev_free(sinp);

@@ -38,9 +38,8 @@ static void launch_router(void *c)
   t->out.picks = out_new(t->sizes.n_seqs * E * sizeof(uint32_t));
   t->scalars = out_copy(zero, sizeof zero);
   t->dz = out_new(t->n * E * sizeof(float));
-  assert_int_equal(
-      moe_cuda_router(&t->sizes, &t->out, inv_seqs, t->route_only, t->n_route_only, t->scalars, sums, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_router_back(&t->sizes, &t->out, inv_seqs, t->dw, t->dz, NULL), MOE_OK);
+  ok(moe_cuda_router(&t->sizes, &t->out, inv_seqs, t->route_only, t->n_route_only, t->scalars, sums, NULL));
+  ok(moe_cuda_router_back(&t->sizes, &t->out, inv_seqs, t->dw, t->dz, NULL));
   dev_free(sums);
 }
 

@@ -34,9 +34,9 @@ static void launch_norm(void *c)
   t->dx = out_copy(t->dx0, t->n * H * sizeof(float));
   t->g = out_copy(t->g0, H * sizeof(float));
   float *partial = dev_new(MOE_PARTS * H * sizeof(float));
-  assert_int_equal(moe_cuda_norm(t->x, t->gain, t->n, t->y, t->rstd_out, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_norm_rows(t->x, t->gain, t->rstd_out, t->row, t->n, t->y_again, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_norm_back(t->x, t->gain, t->rstd_out, t->dy, t->n, t->dx, t->g, partial, NULL), MOE_OK);
+  ok(moe_cuda_norm(t->x, t->gain, t->n, t->y, t->rstd_out, NULL));
+  ok(moe_cuda_norm_rows(t->x, t->gain, t->rstd_out, t->row, t->n, t->y_again, NULL));
+  ok(moe_cuda_norm_back(t->x, t->gain, t->rstd_out, t->dy, t->n, t->dx, t->g, partial, NULL));
   dev_free(partial);
 }
 
@@ -115,10 +115,9 @@ static void launch_heads(void *c)
   t->dqkv = out_new(t->n * QKV * sizeof(MoeReal));
   t->gw = out_copy(t->gw0, MOE_ATT_ELEMS * sizeof(float));
   float *partial = dev_new((size_t)MOE_PARTS * 2 * D * sizeof(float));
-  assert_int_equal(moe_cuda_rope_tables(t->seq, t->cosp, t->sinp, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_heads(t->qkv, t->w, t->cosp, t->sinp, t->seq, t->n, t->out, NULL), MOE_OK);
-  assert_int_equal(
-      moe_cuda_heads_back(t->qkv, t->w, t->cosp, t->sinp, t->seq, t->n, t->d, t->dqkv, t->gw, partial, NULL), MOE_OK);
+  ok(moe_cuda_rope_tables(t->seq, t->cosp, t->sinp, NULL));
+  ok(moe_cuda_heads(t->qkv, t->w, t->cosp, t->sinp, t->seq, t->n, t->out, NULL));
+  ok(moe_cuda_heads_back(t->qkv, t->w, t->cosp, t->sinp, t->seq, t->n, t->d, t->dqkv, t->gw, partial, NULL));
   dev_free(partial);
 }
 
@@ -244,13 +243,13 @@ typedef struct Embed {
 
 static void launch_embed(void *c)
 {
-  static const int32_t ok[2] = {MOE_OK, MOE_OK};
+  static const int32_t fine[2] = {MOE_OK, MOE_OK};
   Embed *t = c;
   t->x = out_new(t->n * H * sizeof(MoeReal));
   t->g = out_copy(t->g0, (size_t)MOE_VOCAB * H * sizeof(float));
-  t->status = out_copy(ok, sizeof ok);
-  assert_int_equal(moe_cuda_embed(t->tokens, t->n, t->table, t->x, t->status, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_embed_wgrad(t->tokens, t->n, t->dx, t->g, t->status + 1, NULL), MOE_OK);
+  t->status = out_copy(fine, sizeof fine);
+  ok(moe_cuda_embed(t->tokens, t->n, t->table, t->x, t->status, NULL));
+  ok(moe_cuda_embed_wgrad(t->tokens, t->n, t->dx, t->g, t->status + 1, NULL));
 }
 
 static void test_embed(void **state)
@@ -345,10 +344,10 @@ static void launch_update(void *c)
   t->w = out_new(t->n * sizeof(MoeReal));
   t->again = out_new(t->n * sizeof(MoeReal));
   t->squares = out_copy(&before, sizeof before);
-  assert_int_equal(moe_cuda_add(t->sum, t->g, t->n, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_sumsq(t->g, t->n, t->squares, partial, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_adamw(&adam, t->w, t->master, t->m, t->v, t->g, t->n, t->decay, NULL), MOE_OK);
-  assert_int_equal(moe_cuda_to_weights(t->again, t->master, t->n, NULL), MOE_OK);
+  ok(moe_cuda_add(t->sum, t->g, t->n, NULL));
+  ok(moe_cuda_sumsq(t->g, t->n, t->squares, partial, NULL));
+  ok(moe_cuda_adamw(&adam, t->w, t->master, t->m, t->v, t->g, t->n, t->decay, NULL));
+  ok(moe_cuda_to_weights(t->again, t->master, t->n, NULL));
   dev_free(partial);
 }
 

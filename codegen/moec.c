@@ -1,6 +1,7 @@
 /* moec: the command line's main. Verbs are in verbs_*.c. */
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "codegen/cli.h"
 #include "codegen/output.h"
@@ -10,6 +11,25 @@
 #define MOEC_CFLAGS NULL
 #endif
 
+/* What the verb reads, a spec, or the config.json of a folder, is not what it writes. */
+static bool spares_input(Compile *c, const char *path)
+{
+  const char *input = c->options->file;
+  struct stat of_input, of_path;
+  if (!input || stat(path, &of_path) != 0 || stat(input, &of_input) != 0) {
+    return true;
+  }
+  if (S_ISDIR(of_input.st_mode)) {
+    input = arena_printf(c->arena, "%s/config.json", input);
+  }
+  if (stat(input, &of_input) == 0 && S_ISREG(of_input.st_mode) && of_input.st_dev == of_path.st_dev &&
+      of_input.st_ino == of_path.st_ino) {
+    diag_error(c->diag, (Span){0}, "cannot write %s: it is what `moec %s` reads", path, c->verb->name);
+    return false;
+  }
+  return true;
+}
+
 /* Files are written at the end, after what may take minutes; that they can be is found out first. */
 static bool can_write(Compile *c)
 {
@@ -17,7 +37,7 @@ static bool can_write(Compile *c)
   const char *const files[] = {o->html, o->trace, o->svg, c->verb->run == verb_build ? NULL : o->out};
   bool ok = true;
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-    ok = (!files[i] || output_check(c->arena, c->diag, files[i])) && ok;
+    ok = (!files[i] || (spares_input(c, files[i]) && output_check(c->arena, c->diag, files[i]))) && ok;
   }
   return ok;
 }

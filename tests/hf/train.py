@@ -139,6 +139,18 @@ def refuse():
     with open(f"{work}/kept") as f:
         if 'model_type "llama" is not known' not in text or f.read() != "kept\n":
             sys.exit(f"FAIL: an unknown model: {text}")
+    with open(f"{work}/llama/config.json", "w") as f:
+        json.dump(CONFIGS["mixtral"], f)
+    os.symlink("llama/config.json", f"{work}/same")
+    for out in (f"{work}/llama/config.json", f"{work}/same"):
+        text = run(moec, "import", f"{work}/llama", "-o", out, code=1)
+        with open(f"{work}/llama/config.json") as f:
+            if "it is what `moec import` reads" not in text or json.load(f) != CONFIGS["mixtral"]:
+                sys.exit(f"FAIL: over its own input: {text}")
+    run(moec, "import", f"{work}/llama", "-o", f"{work}/kept")  # as every verb's -o, it replaces a file
+    with open(f"{work}/kept") as f:
+        if "family = mixtral" not in f.read():
+            sys.exit("FAIL: an old spec was not replaced")
     if "No such file" not in run(moec, "import", f"{work}/none", code=1):
         sys.exit("FAIL: a folder that is not there")
 

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -480,6 +481,7 @@ static void hold_standard_files(void)
 int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char **argv)
 {
   hold_standard_files();
+  signal(SIGXFSZ, SIG_IGN); /* a file over the limit is an error like a full disk; ranks inherit that */
   moe_mapped_watch();
   MoeOptions options;
   if (moe_options_parse(&options, bundle, argc, argv) != MOE_OK) {

@@ -109,7 +109,6 @@ static _Noreturn void be_rank(const Job *job, int32_t rank, pid_t launcher, int 
   signal(SIGHUP, SIG_IGN);
   signal(SIGTERM, SIG_DFL);
   signal(SIGPIPE, SIG_DFL);
-  signal(SIGXFSZ, SIG_IGN); /* a file over the limit is an error like a full disk */
   sigprocmask(SIG_SETMASK, &job->old_mask, NULL);
   close(job->signals);
   for (int32_t r = 0; r < rank; r++) {

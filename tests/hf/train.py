@@ -76,8 +76,12 @@ def try_family(family):
         run(moec, "build", spec, "-o", f"{home}/{name}", "-q")
         train = f"{home}/{name}/train"
         out = f"{home}/{name}.hf"
-        run(train, "--steps", "0", "--init", f"{home}/hf", "--save-hf", out, "--shard-bytes", "60000")
+        left = f"{out}.tmp{dead_pid()}" # as a run that was killed leaves it
+        files.write_folder(left, there)
+        said = run(train, "--steps", "0", "--init", f"{home}/hf", "--save-hf", out, "--shard-bytes", "60000")
         same(files.read_folder(out, 60000), there, f"{family} {name}")
+        if os.path.exists(left) or "which a run that was killed had left" not in said:
+            sys.exit(f"FAIL: {left} is still there: {said}")
         run(moec, "import", out, "-o", f"{home}/again.moespec")
         if model_block(f"{home}/again.moespec") != block:
             sys.exit(f"FAIL: {family} {name}: the config that was saved says another model")
@@ -118,6 +122,12 @@ def try_family(family):
     text = run(f"{home}/1x1/train", "--steps", "0", "--init", f"{home}/wrong", "--save-hf", f"{home}/none", code=1)
     if "missing in" not in text or "lm_head.weight" not in text or os.path.exists(f"{home}/none"):
         sys.exit(f"FAIL: a missing tensor: {text}")
+
+
+def dead_pid():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
 
 
 def quiet(own):

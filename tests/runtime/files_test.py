@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -49,6 +50,11 @@ def case_guards():
         code, err = train("a=1 f=1", *data, "--dump-weights", path)
         check(code == 0 and (f"removed w.tmp{dead.pid}, which" in err) == (path == "w"), err)
     check([x for x in left if not os.path.exists(x)] == [f"w.tmp{dead.pid}"], "left are " + str([x for x in left if os.path.exists(x)]))
+
+    for flag in ("--dump-logits", "--dump-grads", "--dump-weights"):  # found out before the training, by the launcher
+        code, err = train("a=1 f=1", *data, flag, "large", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8)))
+        check(code == 1 and len(errors_of(err)) == 1 and not os.path.exists("large"), err)
+        check("File too large" in err, err)
 
     rows = {}
     for more in ([], ["--save", "new"]):

@@ -74,10 +74,10 @@ def environment(layout, **more):
     return env
 
 
-def train(layout, *args, timeout=60, **more):
+def train(layout, *args, timeout=60, preexec_fn=None, **more):
     """Runs to the end; returns (exit code, stderr)."""
     done = subprocess.run([PROGRAM, *args], env=environment(layout, **more), stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, timeout=timeout, text=True)
+                          stderr=subprocess.PIPE, timeout=timeout, text=True, preexec_fn=preexec_fn)
     return done.returncode, done.stderr
 
 

@@ -256,12 +256,24 @@ static int add_class(Emu *emu, const Class *class)
   return emu->n_classes++;
 }
 
-/* Numbers the classes of a group's SENDs; ops that differ only in their micro-batch share one. */
+/* The class of a micro-batch's messages: of as many sequences as it has. */
+static Class mb_class(const Emu *emu, const MoeOp *op, int group)
+{
+  Plan view = *emu->plan;
+  Emu sized = *emu;
+  view.mb_seqs = sched_mb_seqs(emu->plan, op->mb);
+  sized.plan = &view;
+  return pair_class(&sized, op, group);
+}
+
+/* Numbers the classes of a group's SENDs; ops that differ only in their micro-batch share one, but for a short last
+ * one.
+ */
 static int *number_classes(Emu *emu, const SchedGroup *sched, int group)
 {
   int layers = emu->spec->model.layers + 2, chunks = emu->plan->chunks;
   int kinds = (MOE_EDGE_COUNT + 1) * (MOE_BUCKET_COUNT + 1);
-  int *known = arena_new_array(emu->arena, int, (size_t)(kinds * layers * chunks * emu->plan->n_groups));
+  int *known = arena_new_array(emu->arena, int, (size_t)(2 * kinds * layers * chunks * emu->plan->n_groups));
   int *of_op = arena_new_array(emu->arena, int, (size_t)sched->n_ops + 1);
   for (int i = 0; i < sched->n_ops; i++) {
     const MoeOp *op = &sched->ops[i];
@@ -271,9 +283,11 @@ static int *number_classes(Emu *emu, const SchedGroup *sched, int group)
     }
     int kind = op->edge * (MOE_BUCKET_COUNT + 1) + op->bucket;
     int peer = op->peer < 0 ? 0 : op->peer;
-    int *index = &known[((kind * layers + op->layer + 1) * chunks + op->chunk) * emu->plan->n_groups + peer];
+    bool is_short = op->mb >= 0 && sched_mb_seqs(emu->plan, op->mb) < emu->plan->mb_seqs;
+    int *index =
+        &known[(((kind * layers + op->layer + 1) * chunks + op->chunk) * emu->plan->n_groups + peer) * 2 + is_short];
     if (*index == 0) {
-      Class class = op->peer < 0 ? tail_class(emu, op) : pair_class(emu, op, group);
+      Class class = op->peer < 0 ? tail_class(emu, op) : mb_class(emu, op, group);
       *index = add_class(emu, &class) + 1;
     }
     of_op[i] = *index - 1;

@@ -335,6 +335,7 @@ static void split_fused(const Spec *spec, const Plan *plan, const Schedule *sche
         continue;
       }
       bool forward = op->kind == MOE_OP_FFN_FWD;
+      alone.mb_seqs = sched_mb_seqs(plan, op->mb);
       double ns = (double)(sched->groups[g].end_ns[i] - sched->groups[g].start_ns[i]);
       double more = ns - (double)cost_op_ns(spec, &alone, (MoeOpKind)op->kind, op->layer);
       beyond += more > 0 ? more : 0;

@@ -25,6 +25,10 @@ typedef struct Schedule {
   int in_flight; /* peak, as scheduled */
 } Schedule;
 
+/* Sequences of a micro-batch on the replica that has most of them: those of a full one but for the last, if the global
+   batch is no multiple. Its ops and messages take what they would in a plan with that many in every micro-batch. */
+int sched_mb_seqs(const Plan *, int mb);
+
 /* Builds the schedule for a plan; micro-batches, in-flight cap and times come from the plan and the cost model. */
 bool sched_build(Arena *, Diag *, const Spec *, const Plan *, Schedule *);
 

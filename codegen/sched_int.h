@@ -47,7 +47,10 @@ enum {
   MARK_MERGED = 2 /* on a compute task: it runs while messages of the same group are moved by the GPU itself */
 };
 
-/* The plan as the passes want it: who runs what, and how long it takes. Tables by sched_at(net, way, layer). */
+enum { SCHED_SIZES = 2 }; /* of micro-batches: a full one, the last */
+
+/* The plan as the passes want it: who runs what, and how long it takes. Tables by sched_at(net, way, layer), those of
+   times and costs for each size of micro-batch, one after the other. */
 typedef struct SchedNet {
   const Spec *spec;
   const Plan *plan;
@@ -55,6 +58,7 @@ typedef struct SchedNet {
   int n_mbs;
   int n_groups;
   int ways, chunks;
+  int n_sizes, seqs[SCHED_SIZES]; /* sequences of a micro-batch of each size */
   bool *relayed;
   bool *piped;                   /* the layer's output goes on by PIPE */
   int64_t *op_ns[TASK_DISPATCH]; /* of compute and helper tasks; chunks are alike */
@@ -156,6 +160,12 @@ static inline int sched_way(const SchedNet *net, int mb)
 static inline int sched_at(const SchedNet *net, int way, int layer)
 {
   return way * (net->n_layers + 1) + layer;
+}
+
+/* Of which size it is. */
+static inline int sched_size(const SchedNet *net, int mb)
+{
+  return net->n_sizes > 1 && mb == net->n_mbs - 1;
 }
 
 /* Everything of the plan that passes ask about. */

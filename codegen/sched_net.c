@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "codegen/cost_terms.h"
+#include "runtime/moe_layout.h"
 
 int sched_group(const SchedNet *net, SchedTask task, int layer, int way)
 {
@@ -362,21 +363,40 @@ static int64_t at_least_1(int64_t ns)
   return ns < 1 ? 1 : ns;
 }
 
+static int cost_at(const SchedNet *net, int size, int way, int layer)
+{
+  return sched_at(net, size * net->ways + way, layer);
+}
+
+static int cost_of(const SchedNet *net, int32_t id)
+{
+  int mb = sched_mb(net, id);
+  return cost_at(net, sched_size(net, mb), sched_way(net, mb), sched_layer(net, id));
+}
+
 int64_t sched_op_ns(const SchedNet *net, int32_t id)
 {
-  int64_t ns = net->op_ns[sched_task(net, id)][sched_at(net, sched_way(net, sched_mb(net, id)), sched_layer(net, id))];
+  int64_t ns = net->op_ns[sched_task(net, id)][cost_of(net, id)];
   return net->marks && (net->marks[id] & MARK_MERGED) ? (int64_t)llround((double)ns * net->merged) : ns;
 }
 
 const MsgCost *sched_msg(const SchedNet *net, int32_t id)
 {
-  return &net->msg[sched_task(net, id)][sched_at(net, sched_way(net, sched_mb(net, id)), sched_layer(net, id))];
+  return &net->msg[sched_task(net, id)][cost_of(net, id)];
 }
 
-/* The plan as one direction sees it. */
-static Plan view_of(const SchedNet *net, int way)
+int sched_mb_seqs(const Plan *plan, int mb)
+{
+  int64_t left =
+      plan->shape ? moe_part_max(plan->shape->global_batch, plan->replicas) - (int64_t)mb * plan->mb_seqs : 0;
+  return left > 0 && left < plan->mb_seqs ? (int)left : plan->mb_seqs;
+}
+
+/* The plan as micro-batches of one size and direction see it. */
+static Plan view_of(const SchedNet *net, int size, int way)
 {
   Plan view = *net->plan;
+  view.mb_seqs = net->seqs[size];
   view.ways = 1;
   view.att_group += way * (net->n_layers + 1);
   view.ffn_group += way * net->n_layers;
@@ -396,21 +416,21 @@ static int like_layer(const SchedNet *net, const Plan *view, int layer)
   return layer;
 }
 
-static void fill_costs(SchedNet *net, SchedTask task, int way)
+static void fill_costs(SchedNet *net, SchedTask task, int size, int way)
 {
-  Plan view = view_of(net, way);
+  Plan view = view_of(net, size, way);
   for (int layer = 0; layer <= net->n_layers; layer++) {
     if (!sched_task_exists(net, task, layer, way)) {
       continue;
     }
-    int at = sched_at(net, way, layer);
+    int at = cost_at(net, size, way, layer);
     if (task < TASK_DISPATCH) {
       net->op_ns[task][at] = at_least_1(cost_op_ns(net->spec, &view, sched_kind(task), layer));
       continue;
     }
     int like = is_dense(net, layer) ? layer : like_layer(net, &view, layer);
-    net->msg[task][at] =
-        like < layer ? net->msg[task][sched_at(net, way, like)] : cost_msg(net->spec, &view, sched_edge(task), layer);
+    net->msg[task][at] = like < layer ? net->msg[task][cost_at(net, size, way, like)]
+                                      : cost_msg(net->spec, &view, sched_edge(task), layer);
   }
 }
 
@@ -425,7 +445,7 @@ static double merged_factor(const Spec *spec)
    then take none. `after`: work that may fill the window, too: the weight gradients behind the input gradient. */
 static void fold_messages(SchedNet *net, SchedTask op, SchedTask after, SchedTask in, SchedTask out)
 {
-  for (int at = 0; at < net->ways * (net->n_layers + 1); at++) {
+  for (int at = 0; at < net->n_sizes * net->ways * (net->n_layers + 1); at++) {
     double f = (double)net->op_ns[op][at], d = (double)net->msg[in][at].ns, c = (double)net->msg[out][at].ns;
     double window = f + (after == op ? 0 : (double)net->op_ns[after][at]);
     if (f > 0) {
@@ -440,7 +460,7 @@ static void fold_all(SchedNet *net)
   fold_messages(net, TASK_FFN_FWD, TASK_FFN_FWD, TASK_DISPATCH, TASK_COMBINE);
   fold_messages(net, TASK_FFN_DGRAD, TASK_FFN_WGRAD, TASK_COMBINE_B, TASK_DISPATCH_B);
   for (int i = 0; i < 4; i++) {
-    for (int at = 0; at < net->ways * (net->n_layers + 1); at++) {
+    for (int at = 0; at < net->n_sizes * net->ways * (net->n_layers + 1); at++) {
       MsgCost *cost = &net->msg[hops[i]][at];
       *cost = (MsgCost){.bytes = cost->bytes, .nic_bytes = cost->nic_bytes};
     }
@@ -452,6 +472,9 @@ SchedNet sched_net(Arena *arena, const Spec *spec, const Plan *plan)
   SchedNet net = {.spec = spec, .plan = plan, .n_layers = spec->model.layers, .n_mbs = plan->micro_batches};
   net.n_groups = plan->n_groups;
   net.ways = plan->ways;
+  net.seqs[0] = plan->mb_seqs;
+  net.seqs[1] = sched_mb_seqs(plan, net.n_mbs - 1);
+  net.n_sizes = net.seqs[1] < net.seqs[0] ? 2 : 1;
   net.chunks = plan->chunks;
   bool merges =
       plan->system == SYSTEM_MEGATRON_OVERLAP || plan->system == SYSTEM_DUALPIPE || plan->system == SYSTEM_DUALPIPEV;
@@ -460,7 +483,7 @@ SchedNet sched_net(Arena *arena, const Spec *spec, const Plan *plan)
   net.relayed = arena_new_array(arena, bool, layers);
   net.piped = arena_new_array(arena, bool, layers);
   for (int way = 0; way < net.ways; way++) {
-    Plan view = view_of(&net, way);
+    Plan view = view_of(&net, 0, way);
     for (int layer = 0; layer < net.n_layers; layer++) {
       net.relayed[sched_at(&net, way, layer)] = layer >= spec->model.dense.layers && is_relayed(&view, layer);
       net.piped[sched_at(&net, way, layer)] = plan_piped(spec, plan, way, layer);
@@ -468,12 +491,12 @@ SchedNet sched_net(Arena *arena, const Spec *spec, const Plan *plan)
   }
   for (SchedTask task = 0; task < TASK_COUNT; task++) {
     if (task < TASK_DISPATCH) {
-      net.op_ns[task] = arena_new_array(arena, int64_t, layers);
+      net.op_ns[task] = arena_new_array(arena, int64_t, (size_t)net.n_sizes * layers);
     } else {
-      net.msg[task] = arena_new_array(arena, MsgCost, layers);
+      net.msg[task] = arena_new_array(arena, MsgCost, (size_t)net.n_sizes * layers);
     }
-    for (int way = 0; way < net.ways; way++) {
-      fill_costs(&net, task, way);
+    for (int i = 0; i < net.n_sizes * net.ways; i++) {
+      fill_costs(&net, task, i / net.ways, i % net.ways);
     }
   }
   if (plan->system == SYSTEM_COMET) {

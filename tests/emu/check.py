@@ -5,7 +5,7 @@
 
   overlay   every op of every rank is in the trace, and starts and ends where the schedule says, within 2 % of the step
   variants  relays, replicas, slow or few NICs, mixed placement (pairs of groups on a node, one pair
-            on all, not the same on each): executed within 5 % of simulated
+            on all, not the same on each), a short last micro-batch: executed within 5 % of simulated
   scale     another time scale, the same executed step; a scale far too small for the machine is still counted rightly
   flags     options that have no meaning are refused, by one line and exit code 2
   repeat    same input, same bytes
@@ -105,6 +105,8 @@ def case_variants(bench):
         "mixed": dict(placement="mixed"),
         "mixed_sides": dict(placement="mixed", sizes=(2, 6)),
         "mixed_uneven": dict(placement="mixed", sizes=(3, 5)),
+        "short": dict(sizes=(4, 4), seqs=4, batch=36, nic=8),  # the last micro-batch is 4 of 16 sequences
+        "short_relays": dict(sizes=(2, 6), seqs=4, batch=19, dedup="node"),
     }
     for name, options in variants.items():
         off = bench.off(name, rehearse.spec_of("af_pipe", 8, **options))

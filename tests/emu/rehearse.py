@@ -30,7 +30,7 @@ model m {{ layers = {layers};  hidden = 2048;  vocab = 32000;  norm_eps = 1e-6
   attention {{ heads = 32;  kv_heads = 4;  head_dim = 128;  rope {{ theta = 1e6 }} }}
 {dense}  moe {{ experts = 32;  top_k = 4;  hidden = 1024;  router = softmax_renorm{shared} }} }}
 cluster c {{ nodes = {nodes};  node = n }}
-shape s {{ seq = 4Ki;  micro_batch = 1;  global_batch = {batch} }}
+shape s {{ seq = 4Ki;  micro_batch = {seqs};  global_batch = {batch} }}
 train {{ dtype = bf16;  optimizer adamw {{ lr = 3e-4 }}  seed = 1 }}
 plan {{ schedule = {system};  replicas = {replicas};  {pins} }}
 """
@@ -45,8 +45,9 @@ LAYOUTS = {
 
 
 def spec_of(system, ranks, layers=8, nic=40, nics=None, dense=0, shared=0, dedup=None, replicas=1, placement=None,
-            sizes=None):
-    """sizes: GPUs of one attention and one FFN group, in place of the layout's."""
+            sizes=None, seqs=1, batch=None):
+    """sizes: GPUs of one attention and one FFN group, batch: sequences of a replica, in place of the layout's; seqs: of a
+    micro-batch, on each attention rank."""
     lay = LAYOUTS[ranks]
     if system in DISAGGREGATED:
         stages = 1 if system == "afd" else lay["stages"]
@@ -67,7 +68,7 @@ def spec_of(system, ranks, layers=8, nic=40, nics=None, dense=0, shared=0, dedup
     return SPEC.format(gpus=lay["gpus"], nodes=lay["nodes"] * replicas, nics=nics or lay["gpus"], nic=nic, layers=layers,
                        dense=f"  dense {{ layers = {dense};  hidden = 4096 }}\n" if dense else "",
                        shared=f";  shared = {shared}" if shared else "",
-                       batch=lay["batch"] * replicas, system=system, replicas=replicas, pins=pins)
+                       batch=(batch or lay["batch"]) * replicas, system=system, replicas=replicas, pins=pins, seqs=seqs)
 
 
 def build(moec, spec, folder, system, env):

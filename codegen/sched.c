@@ -143,7 +143,7 @@ static bool fits_memory(const SchedNet *net, const Schedule *sched)
 static void with_more_slots(Arena *arena, SchedSearch *search, Schedule *sched)
 {
   static const int slots[] = {32 * PLAN_WORK_SLOTS, 4 * PLAN_WORK_SLOTS, 3 * PLAN_WORK_SLOTS / 2};
-  for (int i = 0; i < 3; i++) {
+  for (int i = 0; i < (sched_search_is_small(search) ? 3 : 1); i++) {
     SchedSearch more = *search;
     Schedule other;
     if (fits_memory(search->net, sched) && sched_search_more(&more, slots[i])) {

@@ -99,6 +99,7 @@ typedef struct SchedTimes {
   int32_t n_seq;
   int64_t makespan;
   int in_flight; /* peak of micro-batches between first forward and last weight gradient */
+  bool lacked;   /* something waited for a slot for work or a message; else more of them change nothing */
 } SchedTimes;
 
 /* A row under construction. Ids in wait and release are record numbers; `chain` breaks ties of seq (SEND before RECV).
@@ -224,15 +225,17 @@ typedef struct SchedSearch {
   int under_way; /* most that may be under way where slots are dealt out one by one */
   int64_t shortest;
   int best;
+  uint8_t *lacked;         /* [policies] what they lacked were slots for work and messages */
   SchedTimes times, tried; /* of the best; room for those of the one at hand */
 } SchedSearch;
 SchedSearch sched_search_new(Arena *, const SchedNet *);
 /* With the slots for work and messages that every plan has. Policies are tried until a number of tasks has been
    simulated: all of them for small plans, the first few for large ones; or, if `only` is not negative, that one. */
 void sched_search(SchedSearch *, int only);
-/* The best policy again, and for small plans others, with so many slots of each kind. Is one shorter than the best so
-   far? */
+/* The best policy again, and for small plans others, those that lacked slots, with so many of each kind. Is one shorter
+   than the best so far? */
 bool sched_search_more(SchedSearch *, int slots);
+bool sched_search_is_small(const SchedSearch *); /* others than the best are tried */
 
 /* Shared passes, in this order: rows with their waits; slots of pools and channels; the end of the step; tables. */
 void sched_comm(Arena *, const SchedNet *, const SchedTimes *, SchedRecs *);

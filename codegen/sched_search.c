@@ -124,6 +124,7 @@ static bool try_policy(SchedSearch *s, int i, int work_slots, int chan_slots)
   policy.chan_slots = chan_slots;
   Arena *scratch = arena_new();
   bool better = sched_simulate(scratch, s->net, &policy, NULL, s->shortest - 1, &s->tried);
+  s->lacked[i] |= s->tried.lacked;
   if (better) {
     SchedTimes swap = s->tried;
     s->tried = s->times;
@@ -141,6 +142,7 @@ SchedSearch sched_search_new(Arena *arena, const SchedNet *net)
   s.under_way = plan_under_way(net->spec, net->plan);
   s.times = sched_times_new(arena, net);
   s.tried = sched_times_new(arena, net);
+  s.lacked = arena_new_array(arena, uint8_t, (size_t)(2 * N_POLICIES));
   return s;
 }
 
@@ -158,14 +160,19 @@ void sched_search(SchedSearch *s, int only)
   }
 }
 
+enum { MORE_TASKS = 1 << 17 };
+
+bool sched_search_is_small(const SchedSearch *s)
+{
+  return n_tasks(s->net) < MORE_TASKS;
+}
+
 bool sched_search_more(SchedSearch *s, int slots)
 {
-  enum { MAX_TASKS = 1 << 17 };
-  SchedPolicy policy;
-  int left = MAX_TASKS / n_tasks(s->net), best = s->best;
-  bool better = try_policy(s, best, slots, slots);
+  int left = MORE_TASKS / n_tasks(s->net), best = s->best;
+  bool better = s->lacked[best] && try_policy(s, best, slots, slots);
   for (int i = 0; i < N_POLICIES && left > 0; i++) {
-    if (i != best && policy_at(s, i, &policy)) {
+    if (i != best && s->lacked[i]) {
       better |= try_policy(s, i, slots, slots);
       left--;
     }

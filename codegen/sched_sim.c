@@ -154,7 +154,9 @@ static bool has_work(Sim *sim, int32_t id)
   const Pool *pool = pool_of(sim, id);
   SchedTask task = sched_task(sim->net, id);
   bool forward = task == TASK_FFN_FWD || task == TASK_REDUCE_FWD || task == TASK_JOIN_FWD || task == TASK_ATT_FWD;
-  return !pool || pool->used < pool->slots - (forward ? younger(sim, id) : 0);
+  bool has = !pool || pool->used < pool->slots - (forward ? younger(sim, id) : 0);
+  sim->times->lacked |= !has;
+  return has;
 }
 
 static void take_work(Sim *sim, int32_t id)
@@ -184,8 +186,7 @@ static void drop_work(Sim *sim, int32_t reader)
 static void drop_messages(Sim *sim, int32_t reader)
 {
   int32_t hops[SCHED_MAX_CHUNKS];
-  int n = sched_frees(sim->net, reader, hops);
-  for (int i = 0; i < n; i++) {
+  for (int i = 0, n = sched_frees(sim->net, reader, hops); i < n; i++) {
     chan_of(sim, hops[i])->used--;
     stir_pair(sim, pair_of(sim, hops[i]));
   }
@@ -418,8 +419,10 @@ static Chan *next_chan(const Sim *sim, Pair *pair)
   Chan *best = NULL;
   for (int i = 0; i < N_HOPS; i++) {
     Chan *chan = &pair->chans[i];
-    bool forward = i + TASK_DISPATCH < TASK_PIPE_B;
-    if (chan->queue.n && chan->used < chan->slots - (forward ? younger(sim, (int32_t)chan->queue.keys[1]) : 0) &&
+    bool forward = i + TASK_DISPATCH<TASK_PIPE_B, waits = chan->queue.n> 0;
+    bool has = !waits || chan->used < chan->slots - (forward ? younger(sim, (int32_t)chan->queue.keys[1]) : 0);
+    sim->times->lacked |= !has;
+    if (waits && has &&
         (!best || chan->queue.keys[0] < best->queue.keys[0] ||
          (chan->queue.keys[0] == best->queue.keys[0] && chan->queue.keys[1] < best->queue.keys[1]))) {
       best = chan;
@@ -549,9 +552,8 @@ static Sim sim_new(Arena *arena, const SchedNet *net, const SchedPolicy *policy)
     sim.groups[g].pools[0].slots = sim.groups[g].pools[1].slots = policy->work_slots;
   }
   sim.left = arena_new_array(arena, int32_t, (size_t)net->n_mbs);
-  int dense = net->spec->model.dense.layers;
   for (int mb = 0; mb < net->n_mbs; mb++) {
-    sim.left[mb] = (net->n_layers - dense) * net->chunks + net->n_layers + 1;
+    sim.left[mb] = (net->n_layers - net->spec->model.dense.layers) * net->chunks + net->n_layers + 1;
   }
   return sim;
 }

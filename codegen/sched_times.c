@@ -58,4 +58,5 @@ void sched_times_clear(const SchedNet *net, SchedTimes *times)
   memset(times->seq, -1, ids * sizeof *times->seq);
   times->n_seq = times->in_flight = 0;
   times->makespan = 0;
+  times->lacked = false;
 }

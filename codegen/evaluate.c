@@ -9,10 +9,12 @@
 #include "codegen/plan_int.h"
 #include "codegen/plan_shape.h"
 
-enum { MOST = 20, FULL = 6 };
+enum { MOST = 64, FULL = 6 };
 
-/* Ops of a step, roughly: what limits how many plans are simulated, and how many with few micro-batches. */
-static const double ops_per_layer = 16, full_budget = 200000, guess_budget = 2500000;
+static const double MISS = 0.03; /* by which a promise of short steps may be wrong, against others */
+
+/* Ops of a step, roughly: what limits how many plans are simulated with all micro-batches, with few, and with fewer. */
+static const double ops_per_layer = 16, full_budget = 200000, guess_budget = 1500000, glance_budget = 1500000;
 
 static double ops_of(const Spec *spec, int micro_batches)
 {
@@ -128,16 +130,42 @@ static void put_at(Plan *plans, int from, int to)
   plans[to] = plan;
 }
 
-/* Sorts the plans by what their short steps promise; equal ones and those that are too many to look at stay in the
-   order of their estimates, and behind those that were looked at. Returns how many can be scheduled or were not looked
-   at. */
-static int rank_plans(const Spec *spec, Plan *plans, int n)
+/* Step time from the shortest step that fills the pipeline, by the first order: its pace is what it takes more than one
+   micro-batch. Too long for plans of few micro-batches, but for all alike; 0 if the plan cannot be scheduled. */
+static double glance_ns(const Spec *spec, const Plan *plan)
+{
+  int first, second;
+  short_steps(plan, &first, &second);
+  if (first >= plan->micro_batches) {
+    return guess_ns(spec, plan);
+  }
+  double one = short_ns(spec, plan, 1, 0, false), ns = short_ns(spec, plan, first, 0, false);
+  return ns > 0 ? ns + (plan->micro_batches - first) * (ns - one) / (first - 1) + tail_ns(spec, plan, 1, 1, one) : 0;
+}
+
+static double glance_ops(const Spec *spec, const Plan *plan)
+{
+  int first, second;
+  short_steps(plan, &first, &second);
+  return first < plan->micro_batches ? ops_of(spec, first + 3) : guess_ops(spec, plan);
+}
+
+/* A way to tell how fast a plan is, what that costs, and how much it may cost for all plans together. */
+typedef struct Look {
+  double (*ns)(const Spec *, const Plan *);
+  double (*ops)(const Spec *, const Plan *);
+  double budget;
+} Look;
+
+/* Sorts the plans by a look at each; equal ones and those that are too many to look at stay as they were, and behind
+   those that were looked at. Returns how many can be scheduled or were not looked at. */
+static int sort_plans(const Spec *spec, const Look *look, Plan *plans, int n)
 {
   double spent = 0;
   int looked = 0, kept = 0;
-  while (looked < n && (looked < 2 || spent + guess_ops(spec, &plans[looked]) <= guess_budget)) {
-    spent += guess_ops(spec, &plans[looked]);
-    double ns = guess_ns(spec, &plans[looked]);
+  while (looked < n && (looked < 2 || spent + look->ops(spec, &plans[looked]) <= look->budget)) {
+    spent += look->ops(spec, &plans[looked]);
+    double ns = look->ns(spec, &plans[looked]);
     if (ns > 0) {
       int at = kept++;
       plan_set_step(spec, &plans[looked], ns);
@@ -152,6 +180,46 @@ static int rank_plans(const Spec *spec, Plan *plans, int n)
     plans[kept++] = plans[i];
   }
   return kept;
+}
+
+/* The same but for where the optimizer's state lies, and room for as many micro-batches: then the estimate is right
+   about which of the two is faster. */
+static bool are_twins(const Plan *a, const Plan *b)
+{
+  bool same = a->replicas == b->replicas && a->placement == b->placement && a->recompute == b->recompute &&
+              a->p_att == b->p_att && a->n_groups == b->n_groups && a->n_nics == b->n_nics && a->chunks == b->chunks &&
+              a->n_stages == b->n_stages && a->mb_group == b->mb_group;
+  for (int g = 0; same && g < a->n_groups; g++) {
+    const PlanGroup *x = &a->groups[g], *y = &b->groups[g];
+    same = x->n_ranks == y->n_ranks && x->live == y->live && x->nics == y->nics;
+  }
+  return same;
+}
+
+/* Without the slower of twins; plans are sorted by their estimates. Returns how many are left. */
+static int drop_twins(Plan *plans, int n)
+{
+  int kept = 0;
+  for (int i = 0; i < n; i++) {
+    bool twin = false;
+    for (int k = 0; k < kept && !twin; k++) {
+      twin = are_twins(&plans[k], &plans[i]);
+    }
+    if (!twin) {
+      plans[kept++] = plans[i];
+    }
+  }
+  return kept;
+}
+
+/* At a glance, and the best of them by their short steps. */
+static int rank_plans(const Spec *spec, Plan *plans, int n)
+{
+  const Look glance = {glance_ns, glance_ops, glance_budget}, guess = {guess_ns, guess_ops, guess_budget};
+  if (n > 0 && !plan_system_colocated(plans[0].system)) { /* of those each look is as short as can be */
+    n = sort_plans(spec, &glance, plans, n);
+  }
+  return sort_plans(spec, &guess, plans, n);
 }
 
 Spec evaluate_view(const Spec *spec, SystemKind system)
@@ -244,17 +312,20 @@ static int evaluate_own(Diag *diag, const Spec *own, int shape, SystemKind syste
   if (n <= 0) {
     return e->code = infeasible ? EXIT_NO_PLAN : EXIT_REFUSED;
   }
+  n = drop_twins(plans, n);
   int all = n > 1 ? rank_plans(spec, plans, n) : n;
   all = all > 0 ? all : n;
   Try best = {0};
   double spent = 0;
-  int64_t least = 0; /* that a plan lacks */
+  int64_t least = 0;                           /* that a plan lacks */
+  double near = plans[0].step_ns * (1 + MISS); /* what must be promised, where simulating it costs much */
   /* a plan that cannot be scheduled does not count among those that are tried */
   for (int i = 0; i < all && e->tried < FULL; i++) {
     Try t;
     double ops = ops_of(spec, plans[i].micro_batches);
     int64_t more = 0;
-    if ((e->tried >= 2 && spent + ops > full_budget) || !try_to_fit(spec, &plans[i], &t, &more)) {
+    bool enough = e->tried >= 2 || (e->tried == 1 && plans[i].step_ns > near);
+    if ((enough && spent + ops > full_budget) || !try_to_fit(spec, &plans[i], &t, &more)) {
       continue;
     }
     if (more > 0) {
@@ -299,16 +370,18 @@ static int evaluate_own(Diag *diag, const Spec *own, int shape, SystemKind syste
   return e->code = e->ran ? 0 : EXIT_REFUSED;
 }
 
-static void evaluate_heard(const Spec *, int shape, SystemKind, Evaluation *, int64_t *afd_ns);
-
 /* Plans with one group a side are plans of af_pipe, too: where the best of them wins it is taken. *afd_ns: the step of
-   the best of them, if they were looked at and one ran; or NULL. */
+   the best of them, if one ran; or NULL. */
 static int evaluate_one(Diag *diag, const Spec *spec, int shape, SystemKind system, Evaluation *e, int64_t *afd_ns)
 {
   evaluate_own(diag, spec, shape, system, e);
   if (system == SYSTEM_AF_PIPE && e->ran && spec->plan.attention_stages <= 1 && spec->plan.ffn_stages <= 1) {
     Evaluation single;
-    evaluate_heard(spec, shape, SYSTEM_AFD, &single, NULL);
+    Arena *words = arena_new();
+    Listener *l = listener_new(words);
+    evaluate_own(l->diag, spec, shape, SYSTEM_AFD, &single);
+    listener_heard(words, l);
+    arena_free(words);
     if (afd_ns && single.ran) {
       *afd_ns = single.sched.step_ns;
     }

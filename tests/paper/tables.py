@@ -203,7 +203,7 @@ BOUND_TEXT = """The feasible bound of af_pipe (tests/paper/bound.py, arithmetic 
 replicas, up to 12 groups a side and all recomputation, the step in which every message is hidden. `even spread`: all
 compute over all GPUs. `uneven split`: what the busiest group has above it: integer split of GPUs, layers and experts,
 head and embedding, recomputation, imbalance. `fill`: until that group has work. `flight`: memory holds
-too few layers of micro-batches between forward and gradient. `bound with links` adds that rows, one per token and node, must pass the NICs of the group's own GPUs. Then the
+too few layers of micro-batches between forward and gradient, in which time their messages travel. `bound with links` adds that rows, one per token and node, must pass the NICs of the group's own GPUs. Then the
 simulated step's own terms: they add up to it; `tail` is what follows the last micro-batch (gradients, optimizer)."""
 
 

@@ -256,6 +256,11 @@ static double core_flops(const Spec *spec, int layer, int64_t seq)
   return 2 * pairs * spec->model.attention.heads * width;
 }
 
+bool cost_again(const Spec *spec, Recompute recompute, int layer)
+{
+  return recompute == RECOMPUTE_FULL && layer >= spec->model.dense.layers && layer < spec->model.layers;
+}
+
 Work work_att(const Spec *spec, MoeOpKind kind, int layer, int64_t seq, int64_t seqs, Recompute recompute)
 {
   const ModelSpec *m = &spec->model;
@@ -268,6 +273,7 @@ Work work_att(const Spec *spec, MoeOpKind kind, int layer, int64_t seq, int64_t 
   Work w = {.rows = t, .seq = seq};
   switch (kind) {
   case MOE_OP_ATT_FWD:
+  case MOE_OP_ATT_AGAIN:
     w.gemm = gemm;
     w.attention = core;
     w.bytes = b * weights + acts;
@@ -276,7 +282,7 @@ Work work_att(const Spec *spec, MoeOpKind kind, int layer, int64_t seq, int64_t 
     w.gemm = gemm;
     w.attention_back = 2.5 * core;
     w.bytes = b * weights + 2 * acts;
-    if (recompute == RECOMPUTE_FULL) {
+    if (recompute == RECOMPUTE_FULL && dense) {
       w.gemm += gemm;
       w.attention += core;
       w.bytes += b * weights + acts;
@@ -440,6 +446,9 @@ double cost_hidden(double work, double in, double out)
 
 Work cost_op_terms(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer)
 {
+  if (kind == MOE_OP_ATT_AGAIN && !cost_again(spec, plan->recompute, layer)) {
+    return (Work){0};
+  }
   switch (kind) {
   case MOE_OP_FFN_FWD:
   case MOE_OP_FFN_DGRAD:
@@ -468,6 +477,7 @@ static double given_ns(const Spec *spec, const Plan *plan, MoeOpKind kind)
   double part = plan->chunks > 1 ? 1.0 / plan->chunks : 1;
   switch (kind) {
   case MOE_OP_ATT_FWD:
+  case MOE_OP_ATT_AGAIN:
     return c->att_fwd;
   case MOE_OP_ATT_DGRAD:
     return c->att_dgrad;
@@ -494,6 +504,9 @@ int64_t cost_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, int layer
 {
   if (kind == MOE_OP_SEND || kind == MOE_OP_RECV) {
     return 1;
+  }
+  if (kind == MOE_OP_ATT_AGAIN && !cost_again(spec, plan->recompute, layer)) {
+    return 0;
   }
   if (spec->costs.given) {
     return (int64_t)max2(1, round(given_ns(spec, plan, kind)));

@@ -328,7 +328,7 @@ static MsgCost tail_msg(const Spec *spec, const Plan *plan, MoeEdge edge, int la
 static MsgCost with_given(const Spec *spec, const Plan *plan, MoeEdge edge, MsgCost c)
 {
   const CostsSpec *given = &spec->costs;
-  bool dispatch = edge == MOE_EDGE_DISPATCH || edge == MOE_EDGE_DISPATCH_B;
+  bool dispatch = edge == MOE_EDGE_DISPATCH || edge == MOE_EDGE_DISPATCH_B || edge == MOE_EDGE_DISPATCH_AGAIN;
   bool combine = edge == MOE_EDGE_COMBINE || edge == MOE_EDGE_COMBINE_B;
   bool piped = edge == MOE_EDGE_PIPE || edge == MOE_EDGE_PIPE_B;
   double ns = (dispatch ? given->dispatch : combine ? given->combine : 0) / (plan->chunks > 1 ? plan->chunks : 1);
@@ -346,6 +346,8 @@ static MsgCost modelled(const Spec *spec, const Plan *plan, MoeEdge edge, int la
   switch (edge) {
   case MOE_EDGE_DISPATCH:
     return att_ffn(spec, plan, a, f, layer, row + head, pair, true);
+  case MOE_EDGE_DISPATCH_AGAIN:
+    return att_ffn(spec, plan, a, f, layer, row, 0, true);
   case MOE_EDGE_DISPATCH_B:
     return att_ffn(spec, plan, a, f, layer, row, sizeof(float), false);
   case MOE_EDGE_COMBINE:
@@ -358,6 +360,7 @@ static MsgCost modelled(const Spec *spec, const Plan *plan, MoeEdge edge, int la
     return in_node(spec, plan, f, row, sizeof(float), false);
   case MOE_EDGE_GATHER:
     return in_node(spec, plan, f, row, 0, false);
+  case MOE_EDGE_FORWARD_AGAIN:
   case MOE_EDGE_GATHER_B:
     return in_node(spec, plan, f, row, 0, true);
   default:

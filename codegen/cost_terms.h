@@ -20,8 +20,12 @@ double work_flop_ns(const Spec *, Work); /* FLOPs at their sustained rates alone
 double work_grouped(const Spec *, Work); /* forward products of experts that take as long as all of theirs here */
 double work_flops(Work);                 /* of all classes */
 
-/* kind: ATT_FWD, ATT_DGRAD or ATT_WGRAD, the dense FFN of a dense layer included; HEAD; EMBED_FWD, EMBED_WGRAD.
-   seqs: sequences on the rank. */
+/* Whether the layer's forward is run again before its gradients, in an op and a message of their own: with full
+   recomputation. A dense layer's is part of its ATT_DGRAD. */
+bool cost_again(const Spec *, Recompute, int layer);
+
+/* kind: ATT_FWD, ATT_AGAIN, ATT_DGRAD or ATT_WGRAD, the dense FFN of a dense layer included; HEAD; EMBED_FWD,
+   EMBED_WGRAD. seqs: sequences on the rank. */
 Work work_att(const Spec *, MoeOpKind kind, int layer, int64_t seq, int64_t seqs, Recompute);
 
 /* kind: FFN_FWD, FFN_DGRAD or FFN_WGRAD on `rows` tokens of which `pairs` (token, expert) pairs are computed by

@@ -152,6 +152,7 @@ static void fill(const Emu *emu, MoeEdge edge, Ends ends, int layer, int chunk, 
   case MOE_EDGE_COMBINE:
     fill_tokens(emu, ends, chunk, relayed, false, row + sizeof(uint32_t), 0, class);
     break;
+  case MOE_EDGE_DISPATCH_AGAIN:
   case MOE_EDGE_COMBINE_B:
     fill_tokens(emu, ends, chunk, relayed, false, row, 0, class);
     break;
@@ -161,6 +162,7 @@ static void fill(const Emu *emu, MoeEdge edge, Ends ends, int layer, int chunk, 
   case MOE_EDGE_FORWARD_B:
     fill_tokens(emu, ends, chunk, relayed, true, row, sizeof(float), class);
     break;
+  case MOE_EDGE_FORWARD_AGAIN:
   case MOE_EDGE_GATHER:
   case MOE_EDGE_GATHER_B:
     fill_tokens(emu, ends, chunk, relayed, true, row, 0, class);
@@ -174,8 +176,9 @@ static void fill(const Emu *emu, MoeEdge edge, Ends ends, int layer, int chunk, 
 /* Edges whose messages a fused op hides: they cost nothing beside it. */
 static bool fused(const Plan *plan, MoeEdge edge)
 {
-  return plan->system == SYSTEM_COMET && (edge == MOE_EDGE_DISPATCH || edge == MOE_EDGE_COMBINE ||
-                                          edge == MOE_EDGE_DISPATCH_B || edge == MOE_EDGE_COMBINE_B);
+  return plan->system == SYSTEM_COMET &&
+         (edge == MOE_EDGE_DISPATCH || edge == MOE_EDGE_COMBINE || edge == MOE_EDGE_DISPATCH_AGAIN ||
+          edge == MOE_EDGE_DISPATCH_B || edge == MOE_EDGE_COMBINE_B);
 }
 
 /* Given times fill a port of one byte per ns on the side that has more peers. */
@@ -195,8 +198,8 @@ static Class pair_class(const Emu *emu, const MoeOp *op, int group)
   const ClusterSpec *c = &emu->spec->cluster;
   MoeEdge edge = (MoeEdge)op->edge;
   Ends ends = {&plan->groups[group], &plan->groups[op->peer], false};
-  ends.to_ffn =
-      edge == MOE_EDGE_DISPATCH || edge == MOE_EDGE_COMBINE_B || edge == MOE_EDGE_FORWARD || edge == MOE_EDGE_GATHER_B;
+  ends.to_ffn = edge == MOE_EDGE_DISPATCH || edge == MOE_EDGE_DISPATCH_AGAIN || edge == MOE_EDGE_COMBINE_B ||
+                edge == MOE_EDGE_FORWARD || edge == MOE_EDGE_FORWARD_AGAIN || edge == MOE_EDGE_GATHER_B;
   Class class = {.n_src = ends.src->n_ranks, .n_dst = ends.dst->n_ranks};
   class.bytes = arena_new_array(emu->arena, double, (size_t)(class.n_src * class.n_dst));
   bool piped = edge == MOE_EDGE_PIPE || edge == MOE_EDGE_PIPE_B;

@@ -56,21 +56,35 @@ static double q_width(const Spec *spec)
   return spec->model.attention.heads * v_dim(spec);
 }
 
+static bool again(const MemIn *in)
+{
+  return in->recompute == RECOMPUTE_FULL;
+}
+
+/* What attention makes of a layer's input: its output a, which travels, both norms, projections, the core's output, the
+   router's probabilities. It is kept, or made again and then lies in a work slot. Whom the router chose, and with which
+   weights, is always kept, so that the choice is the same. */
+static int64_t att_again_bytes(const Spec *spec, const MemIn *in)
+{
+  double t = (double)(in->att_seqs * in->seq);
+  int b = cost_elem_bytes(spec);
+  return piece(t * spec->model.hidden, b) + 2 * piece(t, 4) + piece(t * cost_qkv_width(spec), b) +
+         piece(t * q_width(spec), b) + piece(t * spec->model.attention.heads, 4) +
+         piece(t * spec->model.moe.experts, 4);
+}
+
 static int64_t att_saved_bytes(const Spec *spec, const MemIn *in)
 {
   double t = (double)(in->att_seqs * in->seq), h = spec->model.hidden, k = spec->model.moe.top_k;
   double e = spec->model.moe.experts, listed = (double)(in->att_seqs * chunk_seq(in));
   int b = cost_elem_bytes(spec);
-  int64_t n = piece(1, 24) + piece(t * h, b) + piece(t * h, b) + 2 * piece(t, 4); /* head, x, a, norms */
-  if (in->recompute != RECOMPUTE_FULL) {
-    n += piece(t * cost_qkv_width(spec), b) + piece(t * q_width(spec), b) + piece(t * spec->model.attention.heads, 4);
-  }
-  n += piece(t * e, 4) + piece(t * k, 4) + piece(in->att_seqs * e, 4) + piece(t * k, 2) + piece(t * k, 1);
+  int64_t n = piece(1, 24) + piece(t * h, b) + (again(in) ? 0 : att_again_bytes(spec, in)); /* head, x */
+  n += piece(t * k, 4) + piece(in->att_seqs * e, 4) + piece(t * k, 2) + piece(t * k, 1);
   n += 2 * piece(in->n_src, 4) + piece(in->n_src * listed, 4);
   return n + 2 * piece(in->n_join, 4) + piece(in->n_join * listed, 4);
 }
 
-/* A dense layer keeps gate and up beside what every layer keeps. */
+/* A dense layer keeps gate and up beside what every layer keeps, or makes them again in its work slot. */
 static int64_t dense_saved_bytes(const Spec *spec, const MemIn *in)
 {
   return piece((double)(in->att_seqs * in->seq) * 2.0 * spec->model.dense.hidden, cost_elem_bytes(spec));
@@ -81,16 +95,12 @@ static bool keeps_gate_up(const MemIn *in)
   return in->recompute == RECOMPUTE_NONE || in->recompute == RECOMPUTE_AUTO;
 }
 
-/* What is recomputed lies here. */
 static int64_t att_work_bytes(const Spec *spec, const MemIn *in)
 {
   double t = (double)(in->att_seqs * in->seq), h = spec->model.hidden;
   int b = cost_elem_bytes(spec);
   int64_t n = 2 * piece(t * h, b) + piece(t * cost_qkv_width(spec), b) + piece(t * spec->model.moe.experts, 4);
-  if (in->recompute == RECOMPUTE_FULL) {
-    n += piece(t * cost_qkv_width(spec), b) + piece(t * q_width(spec), b) + piece(t * spec->model.attention.heads, 4);
-  }
-  return n;
+  return n + (again(in) ? att_again_bytes(spec, in) : 0);
 }
 
 /* Rows and pairs that an FFN rank must have room for: everything, unless the spec declares an imbalance. */
@@ -129,7 +139,7 @@ static int64_t ffn_saved_bytes(const Spec *spec, const MemIn *in)
 {
   double rows = ffn_rows(spec, in), pairs = ffn_pairs(spec, in), h = spec->model.hidden, f = spec->model.moe.hidden;
   int b = cost_elem_bytes(spec);
-  int64_t n = list_bytes(rows, pairs) + piece(rows * h, b) + piece(rows, 4);
+  int64_t n = list_bytes(rows, pairs) + (again(in) ? 0 : piece(rows * h, b) + piece(rows, 4));
   n += piece(spec->model.moe.experts + 1, 4) + 2 * piece(pairs, 4);
   if (keeps_gate_up(in)) {
     n += piece(pairs * 2 * f, b) + piece(home_rows(spec, in) * 2 * spec->model.moe.shared, b);
@@ -141,13 +151,15 @@ static int64_t ffn_saved_bytes(const Spec *spec, const MemIn *in)
   return n;
 }
 
-/* Gradients of gate and up take the place of gate and up, which lie here if they are recomputed. */
+/* Gradients of gate and up take the place of gate and up, which lie here if they are recomputed, as do rows that
+   arrive twice. */
 static int64_t ffn_work_bytes(const Spec *spec, const MemIn *in)
 {
   double rows = ffn_rows(spec, in), pairs = ffn_pairs(spec, in), h = spec->model.hidden, f = spec->model.moe.hidden;
   double shared = home_rows(spec, in) * spec->model.moe.shared;
   int b = cost_elem_bytes(spec);
   int64_t n = 2 * piece(rows * h, b) + piece(pairs, 4) + piece(pairs * f, b) + piece(shared, b);
+  n += again(in) ? piece(rows * h, b) + piece(rows, 4) : 0;
   if (!keeps_gate_up(in)) {
     n += piece(pairs * 2 * f, b) + piece(2 * shared, b);
   }
@@ -270,6 +282,7 @@ int64_t memory_message(const Spec *spec, const MemIn *in, MoeEdge edge)
   case MOE_EDGE_DISPATCH:
     return msg_bytes(spec, to_ffn, sizeof(MoeRowHead), message_pairs(spec, in->experts, to_ffn, in->relayed),
                      sizeof(MoePair));
+  case MOE_EDGE_DISPATCH_AGAIN:
   case MOE_EDGE_COMBINE_B:
     return msg_bytes(spec, to_ffn, 0, 0, 0);
   case MOE_EDGE_COMBINE:
@@ -280,6 +293,7 @@ int64_t memory_message(const Spec *spec, const MemIn *in, MoeEdge edge)
   case MOE_EDGE_PIPE_B:
     return msg_bytes(spec, (double)(in->att_seqs * in->seq), 0, 0, 0);
   case MOE_EDGE_FORWARD:
+  case MOE_EDGE_FORWARD_AGAIN:
   case MOE_EDGE_FORWARD_B:
   case MOE_EDGE_GATHER:
   case MOE_EDGE_GATHER_B:
@@ -375,7 +389,7 @@ static void memory_att(const Spec *spec, const MemIn *in, int roles, MemoryTerms
   }
   dense_saved = dense_saved < saved ? dense_saved : saved;
   m->activations += saved * att_saved_bytes(spec, in) + work * att_work_bytes(spec, in);
-  m->activations += dense_saved * dense_saved_bytes(spec, in);
+  m->activations += (again(in) ? (in->att_dense > 0) * work : dense_saved) * dense_saved_bytes(spec, in);
   if (in->slots) {
     return;
   }
@@ -408,9 +422,10 @@ static void memory_ffn(const Spec *spec, const MemIn *in, int roles, MemoryTerms
   }
   m->buffers += chan_slots(in) * in->att_ranks *
                 (in->dispatch_from * memory_message(spec, in, MOE_EDGE_DISPATCH) +
+                 (again(in) ? in->dispatch_from * memory_message(spec, in, MOE_EDGE_DISPATCH_AGAIN) : 0) +
                  in->combine_b_from * memory_message(spec, in, MOE_EDGE_COMBINE_B));
   for (MoeEdge e = 0; in->relayed && e < MOE_EDGE_COUNT; e++) {
-    bool within = e == MOE_EDGE_FORWARD || e == MOE_EDGE_FORWARD_B || e == MOE_EDGE_GATHER || e == MOE_EDGE_GATHER_B;
+    bool within = moe_edge_pairs(e) == MOE_PAIRS_NODE && (e != MOE_EDGE_FORWARD_AGAIN || again(in));
     m->buffers += within ? chan_slots(in) * in->node_ranks * memory_message(spec, in, e) : 0;
   }
 }

@@ -341,6 +341,9 @@ static void split_fused(const Spec *spec, const Plan *plan, const Schedule *sche
       beyond += more > 0 ? more : 0;
       moved += (double)cost_msg(spec, &alone, forward ? MOE_EDGE_DISPATCH : MOE_EDGE_COMBINE_B, op->layer).ns +
                (double)cost_msg(spec, &alone, forward ? MOE_EDGE_COMBINE : MOE_EDGE_DISPATCH_B, op->layer).ns;
+      if (!forward && cost_again(spec, plan->recompute, op->layer)) {
+        moved += (double)cost_msg(spec, &alone, MOE_EDGE_DISPATCH_AGAIN, op->layer).ns;
+      }
     }
     s->compute_ns -= beyond;
     s->exposed_ns += beyond;
@@ -381,6 +384,10 @@ static Traffic traffic_of(const Spec *spec, const Plan *own, Dedup dedup)
       for (int i = 0; i < 2; i++) {
         t.backward += bytes_of(spec, plan, gradients[i], l, &unused);
         t.backward += relays ? bytes_of(spec, plan, relayed[i], l, &unused) : 0;
+      }
+      if (cost_again(spec, plan->recompute, l)) {
+        t.backward += bytes_of(spec, plan, MOE_EDGE_DISPATCH_AGAIN, l, &unused);
+        t.backward += relays ? bytes_of(spec, plan, MOE_EDGE_FORWARD_AGAIN, l, &unused) : 0;
       }
     }
     if (plan_piped(spec, plan, 0, l)) {

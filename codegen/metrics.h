@@ -32,7 +32,7 @@ typedef struct Traffic {
   double combine;  /* partial sums back, or on to the next attention group */
   double p2p;      /* the residual from stage to stage, where the combine does not carry it */
   double nic;      /* of all of them: between nodes */
-  double backward; /* all gradients together */
+  double backward; /* all gradients together, and rows that are dispatched again */
 } Traffic;
 
 typedef struct Metrics {

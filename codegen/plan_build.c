@@ -324,8 +324,8 @@ double plan_bottleneck_ns(const Spec *spec, const Plan *plan)
     double busy = 0;
     for (int l = 0; l < layers; l++) {
       if (plan->att_group[l] == g->id) {
-        busy += (double)(cost_op_ns(spec, plan, MOE_OP_ATT_FWD, l) + cost_op_ns(spec, plan, MOE_OP_ATT_DGRAD, l) +
-                         cost_op_ns(spec, plan, MOE_OP_ATT_WGRAD, l));
+        busy += (double)(cost_op_ns(spec, plan, MOE_OP_ATT_FWD, l) + cost_op_ns(spec, plan, MOE_OP_ATT_AGAIN, l) +
+                         cost_op_ns(spec, plan, MOE_OP_ATT_DGRAD, l) + cost_op_ns(spec, plan, MOE_OP_ATT_WGRAD, l));
       }
       if (plan->ffn_group[l] == g->id && !spec_layer_is_dense(spec, l)) {
         busy += (double)(cost_op_ns(spec, plan, MOE_OP_FFN_FWD, l) + cost_op_ns(spec, plan, MOE_OP_FFN_DGRAD, l) +

@@ -45,13 +45,15 @@ SideView plan_side(const Spec *spec, const Plan *plan, int role)
   static const struct {
     MoeOpKind kind;
     int role;
-  } ops[] = {{MOE_OP_ATT_FWD, PLAN_A}, {MOE_OP_ATT_DGRAD, PLAN_A}, {MOE_OP_ATT_WGRAD, PLAN_A},
-             {MOE_OP_FFN_FWD, PLAN_F}, {MOE_OP_FFN_DGRAD, PLAN_F}, {MOE_OP_FFN_WGRAD, PLAN_F}};
+  } ops[] = {{MOE_OP_ATT_FWD, PLAN_A},   {MOE_OP_ATT_AGAIN, PLAN_A}, {MOE_OP_ATT_DGRAD, PLAN_A},
+             {MOE_OP_ATT_WGRAD, PLAN_A}, {MOE_OP_FFN_FWD, PLAN_F},   {MOE_OP_FFN_DGRAD, PLAN_F},
+             {MOE_OP_FFN_WGRAD, PLAN_F}};
   static const struct {
     MoeEdge edge;
     int from; /* role of the sender */
   } edges[] = {{MOE_EDGE_DISPATCH, PLAN_A},
                {MOE_EDGE_COMBINE_B, PLAN_A},
+               {MOE_EDGE_DISPATCH_AGAIN, PLAN_A},
                {MOE_EDGE_DISPATCH_B, PLAN_F},
                {MOE_EDGE_COMBINE, PLAN_F}};
   int l = spec->model.dense.layers;
@@ -69,6 +71,9 @@ SideView plan_side(const Spec *spec, const Plan *plan, int role)
   }
   for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
     int to = edges[i].from == PLAN_A ? PLAN_F : PLAN_A;
+    if (edges[i].edge == MOE_EDGE_DISPATCH_AGAIN && !cost_again(spec, plan->recompute, l)) {
+      continue;
+    }
     add(&t, plan, cost_msg(spec, plan, edges[i].edge, l), edges[i].from & role, to & role);
   }
   double nic = fmax(t.out_nic, t.in_nic), nvlink = fmax(t.out_nvlink, t.in_nvlink);
@@ -214,7 +219,7 @@ static void print_memory(const Spec *spec, const Plan *plan, FILE *out)
   static const char *const kept[] = {[RECOMPUTE_NONE] = "all activations are kept",
                                      [RECOMPUTE_SELECTIVE] = "the experts' inner activations are computed again",
                                      [RECOMPUTE_FULL] =
-                                         "attention and the experts' inner activations are computed again",
+                                         "of a layer only the input is kept, its forward with the dispatch runs again",
                                      [RECOMPUTE_AUTO] = ""};
   static const char *const shards[] = {"with the holders of the weights", "whole with every holder", "on all ranks",
                                        ""};

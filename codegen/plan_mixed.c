@@ -139,10 +139,11 @@ static void weigh_att(Mixed *m)
     double far_rows[2] = {max2(0, rows[0] - here[0]), max2(0, rows[1] - here[1])};
     Bytes d = price_bytes(p, here[0], pairs_here), c = price_bytes(p, here[1], 0);
     Busy *busy = &m->att_busy[run->group];
-    busy->near = max2(busy->near, max2(d.dispatch + c.combine_b, d.dispatch_b + c.combine));
+    busy->near = max2(busy->near, max2(d.dispatch + d.again + c.combine_b, d.dispatch_b + c.combine));
     d = price_bytes(p, far_rows[0], max2(0, pairs - pairs_here));
     c = price_bytes(p, far_rows[1], 0);
-    busy->far = max2(busy->far, max2(d.dispatch + c.combine_b, d.dispatch_b + c.combine) * m->att_on[run->node]);
+    double out = max2(d.dispatch + d.again + c.combine_b, d.dispatch_b + c.combine);
+    busy->far = max2(busy->far, out * m->att_on[run->node]);
     most = rows[0] + rows[1] > 0 ? max2(most, (far_rows[0] + far_rows[1]) / (rows[0] + rows[1])) : most;
   }
   m->price.mix.far = most;
@@ -181,13 +182,13 @@ static void weigh_ffn(Mixed *m)
     }
     Bytes b = price_bytes(p, rows, pairs);
     Busy *busy = &m->ffn_busy[run->group];
-    double relay =
-        relayed ? layers * (within.dispatch + within.dispatch_b + 2 * within.combine_b) * (run->ranks - 1) / run->ranks
-                : 0;
+    double hops = within.dispatch + within.again + within.dispatch_b + 2 * within.combine_b;
+    double relay = relayed ? layers * hops * (run->ranks - 1) / run->ranks : 0;
     double far_sent = max2(0, layers - sent), far_got = max2(0, layers - got);
-    double in = far_sent * b.dispatch + far_got * b.combine_b, out = far_sent * b.dispatch_b + far_got * b.combine;
+    double there = b.dispatch + b.again, in = far_sent * there + far_got * b.combine_b;
+    double out = far_sent * b.dispatch_b + far_got * b.combine;
     busy->near =
-        max2(busy->near, max2(sent * b.dispatch + got * b.combine_b, sent * b.dispatch_b + got * b.combine) + relay);
+        max2(busy->near, max2(sent * there + got * b.combine_b, sent * b.dispatch_b + got * b.combine) + relay);
     busy->far = max2(busy->far, max2(in, out) * m->ffn_on[run->node]);
   }
 }

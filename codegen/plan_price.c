@@ -36,7 +36,7 @@ static Work att_work(const Price *p, MoeOpKind kind, int layer, int seqs)
   return work_att(p->spec, kind, layer, p->shape->seq, seqs, p->tuple->recompute);
 }
 
-/* Attention of one layer of a kind, one micro-batch. */
+/* Attention of one layer of a kind, one micro-batch; without weight gradients the ops that wait for each other. */
 static double layer_ns(const Price *p, int kind, int seqs, bool wgrad)
 {
   int l = sample_layer(p->spec, kind);
@@ -45,6 +45,8 @@ static double layer_ns(const Price *p, int kind, int seqs, bool wgrad)
     ns += work_ns(p->spec, att_work(p, MOE_OP_ATT_FWD, l, seqs));
     ns += work_ns(p->spec, att_work(p, MOE_OP_ATT_DGRAD, l, seqs));
     ns += wgrad ? work_ns(p->spec, att_work(p, MOE_OP_ATT_WGRAD, l, seqs)) : 0;
+    bool again = wgrad && cost_again(p->spec, p->tuple->recompute, l);
+    ns += again ? work_ns(p->spec, att_work(p, MOE_OP_ATT_AGAIN, l, seqs)) : 0;
   }
   return ns;
 }
@@ -165,6 +167,7 @@ Bytes price_bytes(const Price *p, double rows, double pairs)
 {
   double row = (double)cost_row_bytes(p->spec);
   return (Bytes){.dispatch = rows * (row + sizeof(MoeRowHead)) + pairs * sizeof(MoePair),
+                 .again = p->tuple->recompute == RECOMPUTE_FULL ? rows * row : 0,
                  .dispatch_b = rows * row + pairs * sizeof(float),
                  .combine = rows * (row + sizeof(uint32_t)),
                  .combine_b = rows * row};
@@ -457,7 +460,8 @@ double price_att(const Price *p, int att_n, int att_nics, int ffn_n)
   for (int i = 0; i < p->kinds.n_att; i++) {
     const Kind *k = &p->kinds.att[i];
     double busy = batches * price_att_compute(p, i, seqs);
-    double out = port_ns(p, tokens * (k->dispatches * b.dispatch + k->combines * b.combine_b), each, ranks, att_nics);
+    double sent = k->dispatches * (b.dispatch + b.again) + k->combines * b.combine_b;
+    double out = port_ns(p, tokens * sent, each, ranks, att_nics);
     double in = port_ns(p, tokens * (k->dispatches * b.dispatch_b + k->combines * b.combine), each, ranks, att_nics);
     double tail = price_att_tail(p, i, att_n, ffn_n, (double)att_nics / ranks);
     z = max2(z, max2(busy, max2(out, in)) + tail);
@@ -473,13 +477,13 @@ static double ffn_port_ns(const Price *p, int least, int att_n, int ffn_n, int f
   Bytes b = price_bytes(p, rows_in(p, least), relayed(p, ffn_n) ? k / ffn_n : cost_pairs_per_token(p->spec, hits));
   int ranks = p->tuple->p_ffn * ffn_n;
   double each = pair_bytes(p, att_n, ffn_n);
-  double in = port_ns(p, tokens * (b.dispatch + b.combine_b), each, ranks, ffn_nics);
+  double in = port_ns(p, tokens * (b.dispatch + b.again + b.combine_b), each, ranks, ffn_nics);
   double out = port_ns(p, tokens * (b.dispatch_b + b.combine), each, ranks, ffn_nics);
   double z = max2(in, out);
   if (relayed(p, ffn_n)) { /* relay to ranks and back, both directions of both passes */
     int on = node_ranks(p, ffn_n);
     Bytes n = price_bytes(p, cost_rows_per_token(p->spec, hits), cost_pairs_per_token(p->spec, hits));
-    double bytes = tokens * (n.dispatch + n.dispatch_b + 2 * n.combine_b) * (on - 1) / on;
+    double bytes = tokens * (n.dispatch + n.again + n.dispatch_b + 2 * n.combine_b) * (on - 1) / on;
     z = max2(z, bytes / p->spec->cluster.nvlink * 1e9);
   }
   return z;
@@ -521,7 +525,8 @@ double price_both(const Price *p, int n, int nics)
     const Kind *k = &p->kinds.att[i];
     double busy = batches * price_att_compute(p, i, seqs) + k->ffn_layers * ffn;
     busy += (double)batches * k->ffn_layers * 3 * p->spec->cluster.gpu.launch_ns;
-    double move = port_ns(p, tokens * (k->dispatches * b.dispatch + k->combines * b.combine_b), each, ranks, nics);
+    double sent = k->dispatches * (b.dispatch + b.again) + k->combines * b.combine_b;
+    double move = port_ns(p, tokens * sent, each, ranks, nics);
     move += k->ffn_layers * port;
     double tail = tail_ns(p, att_elems(p, k), n * p->tuple->replicas, all, (double)nics / ranks) +
                   ffn_tail(p, k->ffn_layers, n, all, (double)nics / ranks);

@@ -93,7 +93,7 @@ double price_both(const Price *, int n, int nics);   /* colocated */
 /* ---- parts of prices: plan_price.c, for plan_mixed.c ---- */
 
 typedef struct Bytes {
-  double dispatch, dispatch_b, combine, combine_b; /* per token and layer */
+  double dispatch, again, dispatch_b, combine, combine_b; /* per token and layer; again: of DISPATCH_AGAIN, or 0 */
 } Bytes;
 Bytes price_bytes(const Price *, double rows, double pairs);
 

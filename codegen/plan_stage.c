@@ -34,6 +34,7 @@ static void moe_layer(const Spec *spec, const Plan *plan, int l, StageTimes *t)
   double sum = relayed ? op_ns(spec, plan, MOE_OP_NODE_REDUCE, l) : 0;
   double relay = relayed ? op_ns(spec, plan, MOE_OP_RELAY, l) : 0;
   grow(&t->att_fwd, op_ns(spec, plan, MOE_OP_ATT_FWD, l));
+  grow(&t->att_again, op_ns(spec, plan, MOE_OP_ATT_AGAIN, l));
   grow(&t->att_dgrad, op_ns(spec, plan, MOE_OP_ATT_DGRAD, l));
   grow(&t->att_wgrad, op_ns(spec, plan, MOE_OP_ATT_WGRAD, l));
   grow(&t->ffn_fwd, d * op_ns(spec, plan, MOE_OP_FFN_FWD, l));
@@ -47,6 +48,10 @@ static void moe_layer(const Spec *spec, const Plan *plan, int l, StageTimes *t)
        msg_ns(spec, plan, MOE_EDGE_DISPATCH_B, l) + sum + (relayed ? msg_ns(spec, plan, MOE_EDGE_FORWARD_B, l) : 0));
   grow(&t->combine_b,
        msg_ns(spec, plan, MOE_EDGE_COMBINE_B, l) + (relayed ? msg_ns(spec, plan, MOE_EDGE_GATHER_B, l) : 0));
+  if (cost_again(spec, plan->recompute, l)) {
+    grow(&t->dispatch_again, msg_ns(spec, plan, MOE_EDGE_DISPATCH_AGAIN, l) +
+                                 (relayed ? msg_ns(spec, plan, MOE_EDGE_FORWARD_AGAIN, l) : 0));
+  }
 }
 
 void stage_times(const Spec *spec, const Plan *plan, StageTimes *t)
@@ -63,6 +68,7 @@ void stage_times(const Spec *spec, const Plan *plan, StageTimes *t)
       moe_layer(spec, plan, l, t);
       if (spec->model.attention.window > 0 && l + 1 < layers && plan_att(spec, plan, 0, l + 1) == g) {
         grow(&t->att_fwd, op_ns(spec, plan, MOE_OP_ATT_FWD, l + 1));
+        grow(&t->att_again, op_ns(spec, plan, MOE_OP_ATT_AGAIN, l + 1));
         grow(&t->att_dgrad, op_ns(spec, plan, MOE_OP_ATT_DGRAD, l + 1));
       }
       last = g;
@@ -75,6 +81,7 @@ void stage_times(const Spec *spec, const Plan *plan, StageTimes *t)
   if (spec->model.attention.window > 0 && spec->model.attention.window_layers != LAYERS_ALL && layers > 1) {
     int l = layers - 2 < spec->model.dense.layers ? layers - 1 : layers - 2; /* a mean layer, not the slower one */
     t->att_fwd = 0.5 * (op_ns(spec, plan, MOE_OP_ATT_FWD, l) + op_ns(spec, plan, MOE_OP_ATT_FWD, layers - 1));
+    t->att_again = 0.5 * (op_ns(spec, plan, MOE_OP_ATT_AGAIN, l) + op_ns(spec, plan, MOE_OP_ATT_AGAIN, layers - 1));
     t->att_dgrad = 0.5 * (op_ns(spec, plan, MOE_OP_ATT_DGRAD, l) + op_ns(spec, plan, MOE_OP_ATT_DGRAD, layers - 1));
   }
 }
@@ -106,14 +113,14 @@ static double layer_fwd(SystemKind system, const StageTimes *t)
 
 static double layer_bwd(SystemKind system, const StageTimes *t)
 {
-  double att = t->att_dgrad + t->att_wgrad, ffn = t->ffn_dgrad + t->ffn_wgrad;
+  double att = t->att_again + t->att_dgrad + t->att_wgrad, ffn = t->ffn_dgrad + t->ffn_wgrad;
   if (system == SYSTEM_TUTEL) {
-    return att + chunked(t->combine_b, ffn, t->dispatch_b, t->chunks);
+    return att + t->dispatch_again + chunked(t->combine_b, ffn, t->dispatch_b, t->chunks);
   }
   if (system == SYSTEM_COMET) {
-    return att + fused(t->combine_b, ffn, t->dispatch_b);
+    return att + fused(t->dispatch_again + t->combine_b, ffn, t->dispatch_b);
   }
-  return att + ffn + t->combine_b + t->dispatch_b;
+  return att + ffn + t->dispatch_again + t->combine_b + t->dispatch_b;
 }
 
 double stage_merged_ns(const StageTimes *t, int layers, double tax)
@@ -121,9 +128,11 @@ double stage_merged_ns(const StageTimes *t, int layers, double tax)
   double compute = 0, comm = 0, ai = 0, cf = 0, slow = 1 / (1 - tax);
   for (int i = 0; i < layers; i++) {
     double cb = max2(comm, ai) + t->combine_b;
-    double af = max2(compute, cf) + slow * t->att_fwd;
-    double fi = max2(af, cb) + slow * t->ffn_dgrad;
-    double df = max2(cb, af) + t->dispatch;
+    double again = compute + slow * t->att_again;
+    double da = t->dispatch_again > 0 ? max2(cb, again) + t->dispatch_again : cb;
+    double af = max2(again, cf) + slow * t->att_fwd;
+    double fi = max2(af, da) + slow * t->ffn_dgrad;
+    double df = max2(da, af) + t->dispatch;
     double fw = fi + slow * t->ffn_wgrad;
     double db = max2(df, fi) + t->dispatch_b;
     double ff = max2(fw, df) + slow * t->ffn_fwd;

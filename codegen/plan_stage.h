@@ -9,9 +9,9 @@
 /* One layer and one full micro-batch on a group, in ns. The experts' times and messages are of all chunks together;
    messages include their latency and, with relays, the hop within the node. */
 typedef struct StageTimes {
-  double att_fwd, att_dgrad, att_wgrad;
+  double att_fwd, att_again, att_dgrad, att_wgrad;
   double ffn_fwd, ffn_dgrad, ffn_wgrad;
-  double dispatch, combine, dispatch_b, combine_b;
+  double dispatch, combine, dispatch_again, dispatch_b, combine_b;
   double dense_fwd, dense_dgrad, dense_wgrad;
   double head;      /* and the loss, forward and backward */
   double p2p;       /* output of a stage to the next group */

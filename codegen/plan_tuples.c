@@ -201,7 +201,8 @@ static double att_ns(const Listing *s, MoeOpKind kind, int layer, Recompute reco
 
 static double layer_ns(const Listing *s, int layer, Recompute recompute)
 {
-  return att_ns(s, MOE_OP_ATT_FWD, layer, recompute) + att_ns(s, MOE_OP_ATT_DGRAD, layer, recompute) +
+  double again = cost_again(s->spec, recompute, layer) ? att_ns(s, MOE_OP_ATT_AGAIN, layer, recompute) : 0;
+  return att_ns(s, MOE_OP_ATT_FWD, layer, recompute) + again + att_ns(s, MOE_OP_ATT_DGRAD, layer, recompute) +
          att_ns(s, MOE_OP_ATT_WGRAD, layer, recompute);
 }
 

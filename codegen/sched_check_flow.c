@@ -15,6 +15,8 @@ typedef enum State {
   S_FFN,       /* saved: rows, routing, lists */
   S_PARTIAL,   /* work: partial sums of one rank */
   S_NODE_SUM,  /* work: partial sums of the node */
+  S_OUT,       /* work: attention's output, on its way to the experts */
+  S_AGAIN,     /* work: all that attention makes of its input, once more */
   S_X,         /* work: the next layer's input */
   S_DX,        /* work: gradient of the attention layer's input */
   S_DSUM,      /* work: gradient of the joined sum */
@@ -32,6 +34,8 @@ static const char *const state_names[] = {"nothing",
                                           "the FFN's results",
                                           "partial sums",
                                           "the node's sums",
+                                          "attention's output",
+                                          "attention's results once more",
                                           "the next layer's input",
                                           "dx",
                                           "the sum's gradient",
@@ -42,7 +46,7 @@ static const char *const state_names[] = {"nothing",
 typedef struct Rule {
   int what;
   unsigned with, without;
-  MoeEdge reads; /* messages of the op's layer: of its chunk, or of all if the op has no chunks */
+  MoeEdge reads; /* messages of the op's layer: of its chunk, or of all if the op has no chunks; see also more_of() */
   int from;      /* how the layer of the slot differs from the op's: gradients leave from the layer above */
   State saved_in, saved_out, work_in, work_out;
 } Rule;
@@ -50,7 +54,9 @@ typedef struct Rule {
 #define ANY      0, 0
 #define PLAIN    0, LAYER_RELAYED
 #define RELAYED  LAYER_RELAYED, 0
-#define MOE      0, LAYER_DENSE
+#define KEPT     0, LAYER_DENSE | LAYER_AGAIN
+#define AGAIN    LAYER_AGAIN, 0
+#define ONCE     0, LAYER_AGAIN
 #define DENSE    LAYER_DENSE, 0
 #define JOINED   LAYER_JOINED, 0
 #define UNJOINED 0, LAYER_JOINED
@@ -59,9 +65,11 @@ typedef struct Rule {
 /* What an op reads and writes; of ATT_FWD and HEAD the input apart, see input_of(). */
 static const Rule rules[] = {
     {MOE_OP_EMBED_FWD, ANY, NOTHING, S_EMPTY, S_EMBED, S_EMPTY, S_EMPTY},
-    {MOE_OP_ATT_FWD, MOE, NOTHING, S_EMPTY, S_ATT, S_EMPTY, S_EMPTY},
+    {MOE_OP_ATT_FWD, KEPT, NOTHING, S_EMPTY, S_ATT, S_EMPTY, S_EMPTY},
+    {MOE_OP_ATT_FWD, AGAIN, NOTHING, S_EMPTY, S_ATT, S_EMPTY, S_OUT},
     {MOE_OP_ATT_FWD, DENSE, NOTHING, S_EMPTY, S_ATT, S_EMPTY, S_X},
-    {WHAT_SEND + MOE_EDGE_DISPATCH, ANY, NOTHING, S_ATT, S_EMPTY, S_EMPTY, S_EMPTY},
+    {WHAT_SEND + MOE_EDGE_DISPATCH, ONCE, NOTHING, S_ATT, S_EMPTY, S_EMPTY, S_EMPTY},
+    {WHAT_SEND + MOE_EDGE_DISPATCH, AGAIN, NOTHING, S_ATT, S_EMPTY, S_OUT, S_EMPTY},
     {MOE_OP_RELAY, ANY, MOE_EDGE_DISPATCH, 0, S_EMPTY, S_LIST, S_EMPTY, S_EMPTY},
     {WHAT_SEND + MOE_EDGE_FORWARD, ANY, MOE_EDGE_DISPATCH, 0, S_LIST, S_EMPTY, S_EMPTY, S_EMPTY},
     {MOE_OP_FFN_FWD, PLAIN, MOE_EDGE_DISPATCH, 0, S_EMPTY, S_FFN, S_EMPTY, S_PARTIAL},
@@ -74,6 +82,9 @@ static const Rule rules[] = {
     {WHAT_SEND + MOE_EDGE_PIPE, JOINED, NOTHING, S_JOINED, S_EMPTY, S_X, S_EMPTY},
     {WHAT_SEND + MOE_EDGE_PIPE, DENSE, NOTHING, S_ATT, S_EMPTY, S_X, S_EMPTY},
     {MOE_OP_HEAD, ANY, NOTHING, S_EMPTY, S_HEAD, S_EMPTY, S_DX},
+    {MOE_OP_ATT_AGAIN, ANY, NOTHING, S_BACK, S_EMPTY, S_EMPTY, S_AGAIN},
+    {WHAT_SEND + MOE_EDGE_DISPATCH_AGAIN, ANY, NOTHING, S_BACK, S_EMPTY, S_AGAIN, S_EMPTY},
+    {WHAT_SEND + MOE_EDGE_FORWARD_AGAIN, ANY, MOE_EDGE_DISPATCH_AGAIN, 0, S_FFN, S_EMPTY, S_EMPTY, S_EMPTY},
     {WHAT_SEND + MOE_EDGE_PIPE_B, ANY, MOE_EDGE_NONE, 1, S_BACK, S_EMPTY, S_DX, S_EMPTY},
     {MOE_OP_JOIN_DGRAD, ANY, MOE_EDGE_PIPE_B, 0, S_JOINED, S_EMPTY, S_EMPTY, S_DSUM},
     {WHAT_SEND + MOE_EDGE_COMBINE_B, JOINED, NOTHING, S_JOINED, S_EMPTY, S_DSUM, S_EMPTY},
@@ -86,14 +97,15 @@ static const Rule rules[] = {
     {WHAT_REDUCE + MOE_EDGE_FORWARD_B, ANY, MOE_EDGE_FORWARD_B, 0, S_FFN, S_EMPTY, S_EMPTY, S_NODE_DROWS},
     {WHAT_SEND + MOE_EDGE_DISPATCH_B, PLAIN, NOTHING, S_FFN, S_EMPTY, S_DROWS, S_EMPTY},
     {WHAT_SEND + MOE_EDGE_DISPATCH_B, RELAYED, NOTHING, S_FFN, S_EMPTY, S_NODE_DROWS, S_EMPTY},
-    {MOE_OP_ATT_DGRAD, MOE, MOE_EDGE_DISPATCH_B, 0, S_BACK, S_EMPTY, S_EMPTY, S_DX},
+    {MOE_OP_ATT_DGRAD, KEPT, MOE_EDGE_DISPATCH_B, 0, S_BACK, S_EMPTY, S_EMPTY, S_DX},
+    {MOE_OP_ATT_DGRAD, AGAIN, MOE_EDGE_DISPATCH_B, 0, S_BACK, S_EMPTY, S_AGAIN, S_DX},
     {MOE_OP_ATT_DGRAD, DENSE, MOE_EDGE_PIPE_B, 0, S_BACK, S_EMPTY, S_EMPTY, S_DX},
     {MOE_OP_ATT_WGRAD, ANY, NOTHING, S_BACK, S_EMPTY, S_DX, S_EMPTY},
     {MOE_OP_EMBED_WGRAD, ANY, NOTHING, S_BACK, S_EMPTY, S_DX, S_EMPTY},
 };
 
-/* An attention slot has every chunk's sends among its users: 5 kinds of message of up to MOE_MAX_WAITS chunks. */
-enum { MAX_USERS = 5 * MOE_MAX_WAITS + 8 };
+/* An attention slot has every chunk's sends among its users: 6 kinds of message of up to MOE_MAX_WAITS chunks. */
+enum { MAX_USERS = 6 * MOE_MAX_WAITS + 9 };
 
 typedef struct Tag {
   int layer, mb, chunk;
@@ -120,14 +132,15 @@ static bool of_attention(const MoeOp *op)
   case MOE_OP_ATT_FWD:
   case MOE_OP_JOIN_FWD:
   case MOE_OP_HEAD:
+  case MOE_OP_ATT_AGAIN:
   case MOE_OP_JOIN_DGRAD:
   case MOE_OP_ATT_DGRAD:
   case MOE_OP_ATT_WGRAD:
   case MOE_OP_EMBED_WGRAD:
     return true;
   default:
-    return op->edge == MOE_EDGE_DISPATCH || op->edge == MOE_EDGE_COMBINE_B || op->edge == MOE_EDGE_PIPE ||
-           op->edge == MOE_EDGE_PIPE_B;
+    return op->edge == MOE_EDGE_DISPATCH || op->edge == MOE_EDGE_DISPATCH_AGAIN || op->edge == MOE_EDGE_COMBINE_B ||
+           op->edge == MOE_EDGE_PIPE || op->edge == MOE_EDGE_PIPE_B;
   }
 }
 
@@ -229,8 +242,8 @@ static void read_recv(Flow *f, int32_t row, int32_t recv)
   }
 }
 
-/* The op reads the messages of an edge and no others: of its own chunk, or of all. */
-static void read_messages(Flow *f, int32_t row, MoeEdge edge, int layer)
+/* The op reads the messages of an edge, or of two, and no others: of its own chunk, or of all. */
+static void read_messages(Flow *f, int32_t row, MoeEdge edge, MoeEdge more, int layer)
 {
   Check *c = f->c;
   const MoeOp *op = check_op(c, row);
@@ -239,9 +252,13 @@ static void read_messages(Flow *f, int32_t row, MoeEdge edge, int layer)
     first = 0;
     n = c->n_chunks;
   }
+  int32_t also = more == MOE_EDGE_NONE ? -1 : check_find(c, WHAT_RECV + (int)more, layer, op->mb, op->chunk);
+  if (also >= 0) {
+    read_recv(f, row, also);
+  }
   for (int k = 0; k < MOE_MAX_WAITS; k++) {
     int32_t wait = op->wait[k] < 0 ? -1 : c->base[f->group] + op->wait[k];
-    bool known = wait < 0 || check_op(c, wait)->kind != MOE_OP_RECV;
+    bool known = wait < 0 || wait == also || check_op(c, wait)->kind != MOE_OP_RECV;
     for (int chunk = first; !known && chunk < first + n; chunk++) {
       known = wait == check_find(c, what, layer, op->mb, chunk);
     }
@@ -286,6 +303,15 @@ static MoeEdge input_of(const Check *c, const MoeOp *op)
                                                                 : MOE_EDGE_COMBINE;
 }
 
+/* The experts of a layer that is run again read its rows beside their gradients. */
+static MoeEdge more_of(const Check *c, const MoeOp *op)
+{
+  unsigned traits = check_traits(c, op->layer, op->mb);
+  return op->kind != MOE_OP_FFN_DGRAD || !(traits & LAYER_AGAIN) ? MOE_EDGE_NONE
+         : traits & LAYER_RELAYED                                ? MOE_EDGE_FORWARD_AGAIN
+                                                                 : MOE_EDGE_DISPATCH_AGAIN;
+}
+
 static void play(Flow *f, int32_t row)
 {
   Check *c = f->c;
@@ -307,7 +333,7 @@ static void play(Flow *f, int32_t row)
     saved_in = reads == MOE_EDGE_NONE ? S_EMBED : S_EMPTY;
   }
   if (reads != MOE_EDGE_NONE) {
-    read_messages(f, row, reads, op->layer - below);
+    read_messages(f, row, reads, more_of(c, op), op->layer - below);
   }
   bool wants_work = rule->work_in != S_EMPTY || rule->work_out != S_EMPTY;
   if (!wants_work && op->work >= 0) {
@@ -323,6 +349,9 @@ static void play(Flow *f, int32_t row)
   }
   if (rule->work_in != S_EMPTY) {
     read_tag(f, row, work, op->work, layer, rule->work_in);
+    if (rule->work_out != S_EMPTY) {
+      change(f, row, work, op->work, rule->work_out);
+    }
   } else if (rule->work_out != S_EMPTY) {
     take(f, row, work, op->work, layer, rule->work_out);
   }

@@ -49,7 +49,8 @@ enum {
   LAYER_DENSE = 1,
   LAYER_RELAYED = 2,
   LAYER_JOINED = 4, /* summed at its own group, and piped from there */
-  LAYER_PIPED = 8   /* dense or joined */
+  LAYER_PIPED = 8,  /* dense or joined */
+  LAYER_AGAIN = 16  /* only its input and lists are kept; its forward is run again */
 };
 
 /* Traits of a layer (or, at n_layers, of the head: none) for a micro-batch. */

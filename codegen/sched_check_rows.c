@@ -11,10 +11,12 @@ bool check_chunked(int what)
   case MOE_OP_FFN_DGRAD:
   case MOE_OP_FFN_WGRAD:
   case WHAT_SEND + MOE_EDGE_DISPATCH:
+  case WHAT_SEND + MOE_EDGE_DISPATCH_AGAIN:
   case WHAT_SEND + MOE_EDGE_COMBINE:
   case WHAT_SEND + MOE_EDGE_COMBINE_B:
   case WHAT_SEND + MOE_EDGE_DISPATCH_B:
   case WHAT_RECV + MOE_EDGE_DISPATCH:
+  case WHAT_RECV + MOE_EDGE_DISPATCH_AGAIN:
   case WHAT_RECV + MOE_EDGE_COMBINE:
   case WHAT_RECV + MOE_EDGE_COMBINE_B:
   case WHAT_RECV + MOE_EDGE_DISPATCH_B:
@@ -112,6 +114,9 @@ void check_layers(Check *c)
       } else if (plan_combine(c->spec, c->plan, way, layer) != next) {
         traits |= LAYER_JOINED | LAYER_PIPED;
       }
+      if (!(traits & LAYER_DENSE) && c->plan->recompute == RECOMPUTE_FULL) {
+        traits |= LAYER_AGAIN;
+      }
       if ((traits & LAYER_RELAYED) && c->n_chunks > 1) {
         check_fail_all(c, "layer %d has relays, which cannot work in %d chunks", layer, c->n_chunks);
       }
@@ -138,6 +143,8 @@ static Place edge_ends(const Check *c, MoeEdge edge, int way, int layer, unsigne
   case MOE_EDGE_DISPATCH:
   case MOE_EDGE_DISPATCH_B:
     return moe ? (Place){att, ffn} : nowhere;
+  case MOE_EDGE_DISPATCH_AGAIN:
+    return traits & LAYER_AGAIN ? (Place){att, ffn} : nowhere;
   case MOE_EDGE_COMBINE:
   case MOE_EDGE_COMBINE_B:
     return moe ? (Place){ffn, sum} : nowhere;
@@ -149,6 +156,8 @@ static Place edge_ends(const Check *c, MoeEdge edge, int way, int layer, unsigne
   case MOE_EDGE_GATHER_B:
   case MOE_EDGE_FORWARD_B:
     return traits & LAYER_RELAYED ? (Place){ffn, ffn} : nowhere;
+  case MOE_EDGE_FORWARD_AGAIN:
+    return (traits & LAYER_RELAYED) && (traits & LAYER_AGAIN) ? (Place){ffn, ffn} : nowhere;
   default:
     return nowhere;
   }
@@ -181,6 +190,8 @@ static Place place_of(const Check *c, int what, int way, int layer)
   case MOE_OP_ATT_DGRAD:
   case MOE_OP_ATT_WGRAD:
     return inner ? att : nowhere;
+  case MOE_OP_ATT_AGAIN:
+    return traits & LAYER_AGAIN ? att : nowhere;
   case MOE_OP_FFN_FWD:
   case MOE_OP_FFN_DGRAD:
   case MOE_OP_FFN_WGRAD:

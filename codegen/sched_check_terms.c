@@ -102,6 +102,14 @@ static Path path_of(Check *c, int layer, int mb, int chunk)
   if (!dense) {
     p.back_ffn = hop(c, MOE_EDGE_COMBINE_B, layer, mb, chunk, p.back_sum);
     arrive(c, MOE_OP_FFN_DGRAD, layer, mb, chunk, p.back_ffn);
+    if (traits & LAYER_AGAIN) { /* its rows follow the lists of the first */
+      arrive(c, MOE_OP_ATT_AGAIN, layer, mb, 0, p.att);
+      int again = hop(c, MOE_EDGE_DISPATCH_AGAIN, layer, mb, chunk, p.att);
+      if (again != p.ffn) {
+        check_fail_all(c, "layer %d micro-batch %d: dispatched to group %d, the second time to group %d", layer, mb,
+                       p.ffn, again);
+      }
+    }
     p.back_att = hop(c, MOE_EDGE_DISPATCH_B, layer, mb, chunk, p.back_ffn);
   }
   arrive(c, MOE_OP_ATT_DGRAD, layer, mb, 0, p.back_att);

@@ -101,7 +101,8 @@ static void add_task(const SchedNet *net, const SchedTimes *times, SchedRecs *re
 
 /* A task reads the messages, and a task beside the compute waits for the op, that come before it; compute ops follow
    compute ops in table order. A relay's dispatch is read twice, by RELAY and then by SEND FORWARD, which gives it back.
-   A held message waits for the weight gradient, too. */
+   A held message waits for the weight gradient, too. Rows that arrive at a relay twice go on along a list, which is
+   there when the experts have seen them once. */
 static void link_tasks(const SchedNet *net, SchedRecs *recs, int32_t id)
 {
   int32_t next[SCHED_MAX_NEXT];
@@ -122,6 +123,13 @@ static void link_tasks(const SchedNet *net, SchedRecs *recs, int32_t id)
           recs, me,
           recs->recv_of[sched_id(net, TASK_DISPATCH, sched_layer(net, id), sched_mb(net, id), sched_chunk(net, id))]);
     }
+  }
+  if (task == TASK_FFN_FWD && sched_again(net, sched_layer(net, id)) &&
+      net->relayed[sched_at(net, sched_way(net, sched_mb(net, id)), sched_layer(net, id))]) {
+    sched_wait(
+        recs,
+        recs->by_task[sched_id(net, TASK_FORWARD_AGAIN, sched_layer(net, id), sched_mb(net, id), sched_chunk(net, id))],
+        recs->by_task[id]);
   }
   int32_t holder = sched_holder(net, id);
   if (holder >= 0) {

@@ -13,8 +13,9 @@ typedef enum SchedTask {
   TASK_EMBED_FWD,
   TASK_ATT_FWD, /* of a dense layer: the whole layer */
   TASK_FFN_FWD,
-  TASK_JOIN_FWD, /* layer: the one whose COMBINE it sums */
-  TASK_HEAD,     /* its layer is the number of layers */
+  TASK_JOIN_FWD,  /* layer: the one whose COMBINE it sums */
+  TASK_HEAD,      /* its layer is the number of layers */
+  TASK_ATT_AGAIN, /* attention of a layer of which only the input is kept: before its gradients */
   TASK_JOIN_DGRAD,
   TASK_FFN_DGRAD,
   TASK_ATT_DGRAD,
@@ -31,6 +32,8 @@ typedef enum SchedTask {
   TASK_COMBINE,
   TASK_PIPE,
   TASK_PIPE_B,
+  TASK_DISPATCH_AGAIN,
+  TASK_FORWARD_AGAIN,
   TASK_COMBINE_B,
   TASK_GATHER_B,
   TASK_FORWARD_B,
@@ -178,19 +181,26 @@ int sched_dst(const SchedNet *, SchedTask, int layer, int way);
 int sched_group_of(const SchedNet *, int32_t id);
 /* Is there such a task for micro-batches of this way? Chunks: that many, 1 of tasks without. */
 bool sched_task_exists(const SchedNet *, SchedTask, int layer, int way);
+/* Is the layer's forward, of which only its input and lists are kept, run again before its gradients? */
+bool sched_again(const SchedNet *, int layer);
 int sched_chunks(const SchedNet *, SchedTask);
-/* Tasks that read what this one makes, weight gradients included; returns how many. In a fixed order. */
+/* Tasks that read what this one makes, weight gradients included; returns how many. In a fixed order. Of the gradient
+   of a layer's experts, and of the head, the last is TASK_ATT_AGAIN of the layer before where there is one: it reads
+   nothing of them, but then is its time. */
 int sched_nexts(const SchedNet *, int32_t id, int32_t next[SCHED_MAX_NEXT]);
+/* Of which side the task takes a work slot: 0 attention, 1 experts, -1 of none. */
+int sched_work_side(const SchedNet *, int32_t id);
 /* How many tasks must be done before this one can begin: those that have it among their nexts, and one more for a held
    message. Of EMBED_FWD, which has none, 1. */
 int sched_n_before(const SchedNet *, int32_t id);
 /* Hops whose messages this task gives back when it is done: those it reads. Of a relay's dispatch that is FORWARD,
    which packs from it. Returns how many. */
 int sched_frees(const SchedNet *, int32_t id, int32_t hops[SCHED_MAX_CHUNKS]);
-/* The weight gradient for which a held message waits: that of the op that made it; -1 of all other tasks. Messages that
-   a weight gradient may hold: those of the input gradient before it; returns how many. */
+/* The op for which a held message waits: the weight gradient of the op that made it, or the forward that is run again
+   before the message is read; -1 of all other tasks. Messages that a task may hold: those of the input gradient before
+   a weight gradient, and those that come with what a forward run again sends; returns how many. */
 int32_t sched_holder(const SchedNet *, int32_t id);
-int sched_holds(const SchedNet *, int32_t wgrad, int32_t hops[SCHED_MAX_CHUNKS]);
+int sched_holds(const SchedNet *, int32_t id, int32_t hops[SCHED_MAX_CHUNKS]);
 
 /* Modelled time of a compute or helper task; cost of a hop. */
 int64_t sched_op_ns(const SchedNet *, int32_t id);

@@ -14,6 +14,7 @@ static int64_t chan_bytes(const Spec *spec, const Plan *plan, const MoeChan *cha
   int senders = src->n_ranks;
   switch (edge) {
   case MOE_EDGE_DISPATCH:
+  case MOE_EDGE_DISPATCH_AGAIN:
   case MOE_EDGE_COMBINE_B:
     in.att_seqs = (int)moe_part_max(plan->mb_seqs, src->n_ranks);
     break;

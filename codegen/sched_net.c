@@ -15,10 +15,12 @@ int sched_group(const SchedNet *net, SchedTask task, int layer, int way)
   case TASK_EMBED_FWD:
   case TASK_EMBED_WGRAD:
   case TASK_ATT_FWD:
+  case TASK_ATT_AGAIN:
   case TASK_ATT_DGRAD:
   case TASK_ATT_WGRAD:
   case TASK_HEAD:
   case TASK_DISPATCH:
+  case TASK_DISPATCH_AGAIN:
     return plan_att(spec, plan, way, layer);
   case TASK_JOIN_FWD:
   case TASK_JOIN_DGRAD:
@@ -59,6 +61,11 @@ static bool is_dense(const SchedNet *net, int layer)
   return layer < net->spec->model.dense.layers;
 }
 
+bool sched_again(const SchedNet *net, int layer)
+{
+  return cost_again(net->spec, net->plan->recompute, layer);
+}
+
 bool sched_task_exists(const SchedNet *net, SchedTask task, int layer, int way)
 {
   bool piped = layer < net->n_layers && net->piped[sched_at(net, way, layer)];
@@ -72,6 +79,11 @@ bool sched_task_exists(const SchedNet *net, SchedTask task, int layer, int way)
   case TASK_ATT_DGRAD:
   case TASK_ATT_WGRAD:
     return layer < net->n_layers;
+  case TASK_ATT_AGAIN:
+  case TASK_DISPATCH_AGAIN:
+    return sched_again(net, layer);
+  case TASK_FORWARD_AGAIN:
+    return sched_again(net, layer) && net->relayed[sched_at(net, way, layer)];
   case TASK_JOIN_FWD:
   case TASK_JOIN_DGRAD:
     return piped && !is_dense(net, layer);
@@ -97,6 +109,7 @@ int sched_chunks(const SchedNet *net, SchedTask task)
   case TASK_EMBED_FWD:
   case TASK_EMBED_WGRAD:
   case TASK_ATT_FWD:
+  case TASK_ATT_AGAIN:
   case TASK_ATT_DGRAD:
   case TASK_ATT_WGRAD:
   case TASK_JOIN_FWD:
@@ -164,6 +177,9 @@ static int32_t hop_next(const SchedNet *net, int32_t id)
     return sched_id(net, is_dense(net, layer) ? TASK_ATT_DGRAD : TASK_JOIN_DGRAD, layer, mb, 0);
   case TASK_COMBINE_B:
     return after(net, id, relayed ? TASK_GATHER_B : TASK_FFN_DGRAD);
+  case TASK_DISPATCH_AGAIN:
+    return after(net, id, relayed ? TASK_FORWARD_AGAIN : TASK_FFN_DGRAD);
+  case TASK_FORWARD_AGAIN:
   case TASK_GATHER_B:
     return after(net, id, TASK_FFN_DGRAD);
   case TASK_FORWARD_B:
@@ -171,6 +187,15 @@ static int32_t hop_next(const SchedNet *net, int32_t id)
   default:
     return sched_id(net, TASK_ATT_DGRAD, layer, mb, 0);
   }
+}
+
+/* Behind n others: the layer before is computed again once the gradient has passed the experts of this one. */
+static int with_again(const SchedNet *net, int layer, int mb, int32_t *next, int n)
+{
+  if (layer > 0 && sched_again(net, layer - 1)) {
+    next[n++] = sched_id(net, TASK_ATT_AGAIN, layer - 1, mb, 0);
+  }
+  return n;
 }
 
 int sched_nexts(const SchedNet *net, int32_t id, int32_t next[SCHED_MAX_NEXT])
@@ -196,13 +221,15 @@ int sched_nexts(const SchedNet *net, int32_t id, int32_t next[SCHED_MAX_NEXT])
     next[0] = sched_id(net, TASK_PIPE, layer, mb, 0);
     return 1;
   case TASK_HEAD:
-    return gradient_out(net, layer, mb, next);
+    return with_again(net, layer, mb, next, gradient_out(net, layer, mb, next));
+  case TASK_ATT_AGAIN:
+    return all_chunks(net, TASK_DISPATCH_AGAIN, layer, mb, next);
   case TASK_JOIN_DGRAD:
     return all_chunks(net, TASK_COMBINE_B, layer, mb, next);
   case TASK_FFN_DGRAD:
     next[0] = after(net, id, relayed ? TASK_FORWARD_B : TASK_DISPATCH_B);
     next[1] = after(net, id, TASK_FFN_WGRAD);
-    return 2;
+    return with_again(net, layer, mb, next, 2);
   case TASK_ATT_DGRAD:
     n = gradient_out(net, layer, mb, next);
     next[n] = sched_id(net, TASK_ATT_WGRAD, layer, mb, 0);
@@ -252,6 +279,10 @@ int sched_frees(const SchedNet *net, int32_t id, int32_t hops[SCHED_MAX_CHUNKS])
     return 1;
   case TASK_FFN_DGRAD:
     hops[0] = after(net, id, relayed ? TASK_GATHER_B : TASK_COMBINE_B);
+    hops[1] = after(net, id, relayed ? TASK_FORWARD_AGAIN : TASK_DISPATCH_AGAIN);
+    return sched_again(net, layer) ? 2 : 1;
+  case TASK_FORWARD_AGAIN:
+    hops[0] = after(net, id, TASK_DISPATCH_AGAIN);
     return 1;
   case TASK_GATHER_B:
     hops[0] = after(net, id, TASK_COMBINE_B);
@@ -264,10 +295,36 @@ int sched_frees(const SchedNet *net, int32_t id, int32_t hops[SCHED_MAX_CHUNKS])
   }
 }
 
+int sched_work_side(const SchedNet *net, int32_t id)
+{
+  int layer = sched_layer(net, id);
+  switch (sched_task(net, id)) {
+  case TASK_FFN_FWD:
+  case TASK_FFN_DGRAD:
+  case TASK_REDUCE_FWD:
+  case TASK_REDUCE_BWD:
+    return 1;
+  case TASK_HEAD:
+  case TASK_ATT_AGAIN:
+  case TASK_JOIN_FWD:
+  case TASK_JOIN_DGRAD:
+    return 0;
+  case TASK_ATT_FWD: /* its output: of a dense layer, or if only the input is kept */
+    return is_dense(net, layer) || sched_again(net, layer) ? 0 : -1;
+  case TASK_ATT_DGRAD: /* or goes on with what ATT_AGAIN left */
+    return sched_again(net, layer) ? -1 : 0;
+  default:
+    return -1;
+  }
+}
+
 int sched_n_before(const SchedNet *net, int32_t id)
 {
   int32_t hops[SCHED_MAX_CHUNKS];
   int n = sched_frees(net, id, hops);
+  if (sched_task(net, id) == TASK_ATT_AGAIN && sched_layer(net, id) + 1 < net->n_layers) {
+    return net->chunks; /* of the layer above, whose gradients have their turn first */
+  }
   return (n ? n : 1) + (sched_holder(net, id) >= 0); /* without a message to read it follows one op */
 }
 
@@ -277,6 +334,9 @@ int32_t sched_holder(const SchedNet *net, int32_t id)
     return -1;
   }
   SchedTask task = sched_task(net, id);
+  if (task == TASK_COMBINE_B && sched_again(net, sched_layer(net, id))) {
+    return sched_id(net, TASK_ATT_AGAIN, sched_layer(net, id), sched_mb(net, id), 0);
+  }
   return task == TASK_FORWARD_B || task == TASK_DISPATCH_B
              ? after(net, id, TASK_FFN_WGRAD)
              : sched_id(net, TASK_ATT_WGRAD, sched_layer(net, id) + 1, sched_mb(net, id), 0);
@@ -285,6 +345,9 @@ int32_t sched_holder(const SchedNet *net, int32_t id)
 int sched_holds(const SchedNet *net, int32_t id, int32_t hops[SCHED_MAX_CHUNKS])
 {
   SchedTask task = sched_task(net, id);
+  if (task == TASK_ATT_AGAIN) {
+    return all_chunks(net, TASK_COMBINE_B, sched_layer(net, id), sched_mb(net, id), hops);
+  }
   if (task != TASK_FFN_WGRAD && task != TASK_ATT_WGRAD) {
     return 0;
   }
@@ -306,6 +369,7 @@ MoeOpKind sched_kind(SchedTask task)
       [TASK_FFN_FWD] = MOE_OP_FFN_FWD,
       [TASK_JOIN_FWD] = MOE_OP_JOIN_FWD,
       [TASK_HEAD] = MOE_OP_HEAD,
+      [TASK_ATT_AGAIN] = MOE_OP_ATT_AGAIN,
       [TASK_JOIN_DGRAD] = MOE_OP_JOIN_DGRAD,
       [TASK_FFN_DGRAD] = MOE_OP_FFN_DGRAD,
       [TASK_ATT_DGRAD] = MOE_OP_ATT_DGRAD,
@@ -330,6 +394,8 @@ MoeEdge sched_edge(SchedTask task)
       [TASK_COMBINE - TASK_REDUCE_FWD] = MOE_EDGE_COMBINE,
       [TASK_PIPE - TASK_REDUCE_FWD] = MOE_EDGE_PIPE,
       [TASK_PIPE_B - TASK_REDUCE_FWD] = MOE_EDGE_PIPE_B,
+      [TASK_DISPATCH_AGAIN - TASK_REDUCE_FWD] = MOE_EDGE_DISPATCH_AGAIN,
+      [TASK_FORWARD_AGAIN - TASK_REDUCE_FWD] = MOE_EDGE_FORWARD_AGAIN,
       [TASK_COMBINE_B - TASK_REDUCE_FWD] = MOE_EDGE_COMBINE_B,
       [TASK_GATHER_B - TASK_REDUCE_FWD] = MOE_EDGE_GATHER_B,
       [TASK_FORWARD_B - TASK_REDUCE_FWD] = MOE_EDGE_FORWARD_B,
@@ -442,11 +508,13 @@ static double merged_factor(const Spec *spec)
 }
 
 /* What of Comet's messages is not hidden under the experts becomes part of the op's time, and the messages themselves
-   then take none. `after`: work that may fill the window, too: the weight gradients behind the input gradient. */
-static void fold_messages(SchedNet *net, SchedTask op, SchedTask after, SchedTask in, SchedTask out)
+   then take none. `after`: work that may fill the window, too: the weight gradients behind the input gradient. `more`
+   comes in, too. */
+static void fold_messages(SchedNet *net, SchedTask op, SchedTask after, SchedTask in, SchedTask more, SchedTask out)
 {
   for (int at = 0; at < net->n_sizes * net->ways * (net->n_layers + 1); at++) {
     double f = (double)net->op_ns[op][at], d = (double)net->msg[in][at].ns, c = (double)net->msg[out][at].ns;
+    d += more == in ? 0 : (double)net->msg[more][at].ns;
     double window = f + (after == op ? 0 : (double)net->op_ns[after][at]);
     if (f > 0) {
       net->op_ns[op][at] = at_least_1(llround(f + d + c - cost_hidden(window, d, c)));
@@ -456,10 +524,10 @@ static void fold_messages(SchedNet *net, SchedTask op, SchedTask after, SchedTas
 
 static void fold_all(SchedNet *net)
 {
-  static const SchedTask hops[] = {TASK_DISPATCH, TASK_COMBINE, TASK_COMBINE_B, TASK_DISPATCH_B};
-  fold_messages(net, TASK_FFN_FWD, TASK_FFN_FWD, TASK_DISPATCH, TASK_COMBINE);
-  fold_messages(net, TASK_FFN_DGRAD, TASK_FFN_WGRAD, TASK_COMBINE_B, TASK_DISPATCH_B);
-  for (int i = 0; i < 4; i++) {
+  static const SchedTask hops[] = {TASK_DISPATCH, TASK_COMBINE, TASK_DISPATCH_AGAIN, TASK_COMBINE_B, TASK_DISPATCH_B};
+  fold_messages(net, TASK_FFN_FWD, TASK_FFN_FWD, TASK_DISPATCH, TASK_DISPATCH, TASK_COMBINE);
+  fold_messages(net, TASK_FFN_DGRAD, TASK_FFN_WGRAD, TASK_COMBINE_B, TASK_DISPATCH_AGAIN, TASK_DISPATCH_B);
+  for (int i = 0; i < 5; i++) {
     for (int at = 0; at < net->n_sizes * net->ways * (net->n_layers + 1); at++) {
       MsgCost *cost = &net->msg[hops[i]][at];
       *cost = (MsgCost){.bytes = cost->bytes, .nic_bytes = cost->nic_bytes};

@@ -31,6 +31,8 @@ static const char *word_of(MoeOpKind kind)
     return "Fj";
   case MOE_OP_HEAD:
     return "h";
+  case MOE_OP_ATT_AGAIN:
+    return "Ra";
   case MOE_OP_JOIN_DGRAD:
     return "bj";
   case MOE_OP_FFN_DGRAD:
@@ -85,7 +87,8 @@ void sched_print_orders(const Spec *spec, const Plan *plan, const Schedule *sche
     print_stages(plan, out);
     return;
   }
-  fputs("F forward, b input gradient, w weight gradient, B both; a attention, f experts, e embedding, h head; "
+  fputs("F forward, R forward again, b input gradient, w weight gradient, B both; a attention, f experts, e embedding, "
+        "h head; "
         "micro-batch.layer\n",
         out);
   for (int g = 0; g < sched->n_groups; g++) {

@@ -117,29 +117,8 @@ static Chan *chan_of(Sim *sim, int32_t id)
 
 static Pool *pool_of(Sim *sim, int32_t id)
 {
-  const SchedNet *net = sim->net;
-  bool ffn = false;
-  switch (sched_task(net, id)) {
-  case TASK_FFN_FWD:
-  case TASK_FFN_DGRAD:
-  case TASK_REDUCE_FWD:
-  case TASK_REDUCE_BWD:
-    ffn = true;
-    break;
-  case TASK_HEAD:
-  case TASK_ATT_DGRAD:
-  case TASK_JOIN_FWD:
-  case TASK_JOIN_DGRAD:
-    break;
-  case TASK_ATT_FWD: /* of a dense layer: its output */
-    if (sched_layer(net, id) < net->spec->model.dense.layers) {
-      break;
-    }
-    return NULL;
-  default:
-    return NULL;
-  }
-  return &sim->groups[sched_group_of(net, id)].pools[ffn];
+  int side = sched_work_side(sim->net, id);
+  return side < 0 ? NULL : &sim->groups[sched_group_of(sim->net, id)].pools[side];
 }
 
 /* Where micro-batches are not admitted whole, the last slot of a kind is for the oldest on its way forward, so that it
@@ -159,17 +138,31 @@ static bool has_work(Sim *sim, int32_t id)
   return has;
 }
 
+/* The tasks that read what `id` makes are readers of the slot of `owner`. */
+static void add_readers(Sim *sim, int32_t id, int32_t owner)
+{
+  const SchedNet *net = sim->net;
+  int32_t next[SCHED_MAX_NEXT];
+  int n = sched_nexts(net, id, next);
+  if (sched_task(net, id) == TASK_ATT_AGAIN) {
+    next[n++] = sched_id(net, TASK_ATT_DGRAD, sched_layer(net, id), sched_mb(net, id), 0);
+  }
+  for (int i = 0; i < n; i++) {
+    if (sched_task(net, next[i]) != TASK_ATT_AGAIN) {
+      sim->readers[owner]++;
+      sim->owner[next[i]] = owner;
+    }
+  }
+}
+
 static void take_work(Sim *sim, int32_t id)
 {
   Pool *pool = pool_of(sim, id);
-  int32_t next[SCHED_MAX_NEXT];
   if (pool) {
-    int n = sched_nexts(sim->net, id, next);
     pool->used++;
-    sim->readers[id] = (int8_t)n;
-    for (int i = 0; i < n; i++) {
-      sim->owner[next[i]] = id;
-    }
+    add_readers(sim, id, id);
+  } else if (sched_task(sim->net, id) == TASK_ATT_DGRAD) {
+    add_readers(sim, id, sim->owner[id]);
   }
 }
 
@@ -304,15 +297,15 @@ static void finish(Sim *sim, int32_t id)
   for (int i = 0; i < n; i++) {
     come(sim, next[i]);
   }
-  if (task < TASK_FFN_WGRAD || task > TASK_EMBED_WGRAD) {
-    return;
-  }
   int32_t hops[SCHED_MAX_CHUNKS];
   n = net->marks ? sched_holds(net, id, hops) : 0;
   for (int i = 0; i < n; i++) {
-    if (net->marks[hops[i]] & MARK_HELD) {
+    if (sched_holder(net, hops[i]) == id) {
       come(sim, hops[i]);
     }
+  }
+  if (task < TASK_FFN_WGRAD || task > TASK_EMBED_WGRAD) {
+    return;
   }
   if (--sim->left[sched_mb(net, id)] == 0) {
     sim->retired++;

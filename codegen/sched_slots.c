@@ -16,8 +16,8 @@
 #include <stdlib.h>
 
 /* What a user is; and PLAIN, RELAYED: only in layers without or with relays; PIPED, DIRECT: only in layers whose output
-   goes on by PIPE, or not. */
-enum { LAST = 1, PLAIN = 2, RELAYED = 4, PIPED = 8, DIRECT = 16, DENSE = 32 };
+   goes on by PIPE, or not; AGAIN: only in layers that are computed again. */
+enum { LAST = 1, PLAIN = 2, RELAYED = 4, PIPED = 8, DIRECT = 16, DENSE = 32, AGAIN = 64 };
 
 typedef struct User {
   SchedTask task;
@@ -27,7 +27,7 @@ typedef struct User {
 
 enum { POOL_ATT_SAVED, POOL_ATT_WORK, POOL_FFN_SAVED, POOL_FFN_WORK, POOL_COUNT };
 
-enum { MAX_KIND = 13, MAX_USERS = 12 + 3 * SCHED_MAX_CHUNKS };
+enum { MAX_KIND = 15, MAX_USERS = 13 + 4 * SCHED_MAX_CHUNKS };
 
 /* Slots of attention are one per (layer, micro-batch) and serve all chunks, those of the FFN are one per chunk. */
 static const struct {
@@ -36,13 +36,15 @@ static const struct {
   User users[MAX_KIND];
 } kinds[] = {
     {POOL_ATT_SAVED,
-     13,
+     15,
      {{TASK_EMBED_FWD, 0, 0},
       {TASK_ATT_FWD, 0, 0},
       {TASK_HEAD, 0, LAST},
       {TASK_DISPATCH, 0, 0},
       {TASK_JOIN_FWD, 0, 0},
       {TASK_PIPE, 0, 0},
+      {TASK_ATT_AGAIN, 0, 0},
+      {TASK_DISPATCH_AGAIN, 0, 0},
       {TASK_JOIN_DGRAD, 0, 0},
       {TASK_COMBINE_B, 0, PIPED},
       {TASK_ATT_DGRAD, 0, 0},
@@ -51,23 +53,27 @@ static const struct {
       {TASK_COMBINE_B, -1, LAST | DIRECT},
       {TASK_PIPE_B, -1, LAST}}},
     {POOL_ATT_WORK,
-     6,
+     8,
      {{TASK_HEAD, 0, LAST},
+      {TASK_ATT_AGAIN, 0, 0},
+      {TASK_DISPATCH_AGAIN, 0, 0},
       {TASK_ATT_DGRAD, 0, 0},
       {TASK_ATT_WGRAD, 0, LAST},
       {TASK_EMBED_WGRAD, 0, LAST},
       {TASK_COMBINE_B, -1, LAST | DIRECT},
       {TASK_PIPE_B, -1, LAST}}},
     {POOL_ATT_WORK, 3, {{TASK_ATT_FWD, 0, DENSE}, {TASK_JOIN_FWD, 0, 0}, {TASK_PIPE, 0, LAST}}},
+    {POOL_ATT_WORK, 2, {{TASK_ATT_FWD, 0, AGAIN}, {TASK_DISPATCH, 0, LAST | AGAIN}}},
     {POOL_ATT_WORK, 2, {{TASK_JOIN_DGRAD, 0, 0}, {TASK_COMBINE_B, 0, LAST | PIPED}}},
     {POOL_FFN_SAVED,
-     12,
+     13,
      {{TASK_RELAY, 0, 0},
       {TASK_FORWARD, 0, 0},
       {TASK_FFN_FWD, 0, 0},
       {TASK_GATHER, 0, 0},
       {TASK_REDUCE_FWD, 0, 0},
       {TASK_COMBINE, 0, 0},
+      {TASK_FORWARD_AGAIN, 0, 0},
       {TASK_GATHER_B, 0, 0},
       {TASK_FFN_DGRAD, 0, 0},
       {TASK_FFN_WGRAD, 0, LAST},
@@ -196,9 +202,9 @@ static bool is_compute(const MoeOp *op)
   return op->stream == MOE_STREAM_FWD || op->stream == MOE_STREAM_BWD;
 }
 
-/* Has a compute op of the same group, above `rec` in the table, read answers to this SEND from every rank it went to?
-   The answer to a gradient on its way down is the gradient of the layer below: ATT_DGRAD reads what COMBINE_B led to,
-   FFN_DGRAD what DISPATCH_B led to. */
+/* Does `rec` or a compute op of the same group, above it in the table, read answers to this SEND from every rank it
+   went to? The answer to a gradient on its way down is the gradient of the layer below: ATT_DGRAD reads what COMBINE_B
+   led to, FFN_DGRAD what DISPATCH_B led to. The answer to DISPATCH is COMBINE. */
 static bool answered(const SchedNet *net, const SchedRecs *recs, const SchedRec *rec, const MoeOp *send)
 {
   int way = sched_way(net, send->mb), layer = send->layer;
@@ -209,9 +215,14 @@ static bool answered(const SchedNet *net, const SchedRecs *recs, const SchedRec 
              !net->piped[sched_at(net, way, layer - 1)]) {
     id = sched_id(net, TASK_FFN_DGRAD, layer - 1, send->mb, net->chunks - 1);
   }
+  if (send->kind == MOE_OP_SEND && send->edge == MOE_EDGE_DISPATCH) {
+    bool head = layer + 1 == net->n_layers;
+    id = net->piped[sched_at(net, way, layer)] ? sched_id(net, TASK_JOIN_FWD, layer, send->mb, 0)
+                                               : sched_id(net, head ? TASK_HEAD : TASK_ATT_FWD, layer + 1, send->mb, 0);
+  }
   const SchedRec *reader = id < 0 || recs->by_task[id] < 0 ? NULL : &recs->recs[recs->by_task[id]];
   return reader && reader->group == rec->group &&
-         (reader->start < rec->start || (reader->start == rec->start && reader->seq < rec->seq));
+         (reader->start < rec->start || (reader->start == rec->start && reader->seq <= rec->seq));
 }
 
 static void assign_pool(const SchedNet *net, SchedRecs *recs, Schedule *sched, const Life *life, const Slot *slot)
@@ -278,7 +289,8 @@ static bool pool_life(const SchedNet *net, const SchedRecs *recs, size_t kind, i
     int at = sched_at(net, way, layer_of);
     bool relayed = layer_of < net->n_layers && net->relayed[at], piped = layer_of < net->n_layers && net->piped[at];
     if (((user.flags & PLAIN) && relayed) || ((user.flags & RELAYED) && !relayed) || ((user.flags & DIRECT) && piped) ||
-        ((user.flags & PIPED) && !piped) || ((user.flags & DENSE) && layer_of >= net->spec->model.dense.layers)) {
+        ((user.flags & PIPED) && !piped) || ((user.flags & DENSE) && layer_of >= net->spec->model.dense.layers) ||
+        ((user.flags & AGAIN) && !sched_again(net, layer_of))) {
       continue;
     }
     int n = per_chunk ? chunk + 1 : sched_chunks(net, user.task);

@@ -52,11 +52,12 @@ static void put(Expand *e, SchedTask task, int layer, int mb, uint8_t marks)
   }
 }
 
-/* The messages that carry what the input gradient before this weight gradient made wait for it, too. */
-static void hold(Expand *e, SchedTask wgrad, int layer, int mb, int chunk)
+/* The messages that carry what the input gradient before this weight gradient made wait for it, too; or those of the
+   gradient for a forward that is run again, which begins with that. */
+static void hold(Expand *e, SchedTask task, int layer, int mb, int chunk)
 {
   int32_t hops[SCHED_MAX_CHUNKS];
-  int n = sched_holds(e->net, sched_id(e->net, wgrad, layer, mb, chunk), hops);
+  int n = sched_holds(e->net, sched_id(e->net, task, layer, mb, chunk), hops);
   for (int i = 0; i < n; i++) {
     e->marks[hops[i]] |= MARK_HELD;
   }
@@ -88,7 +89,11 @@ static void backward(Expand *e, Run run)
   enter_backward(e, run);
   for (int layer = run.end - 1; layer >= run.begin; layer--) {
     put(e, TASK_JOIN_DGRAD, layer, run.mb, 0);
+    put(e, TASK_ATT_AGAIN, layer, run.mb, 0);
     bool moe = sched_task_exists(e->net, TASK_FFN_DGRAD, layer, sched_way(e->net, run.mb));
+    if (sched_again(e->net, layer)) {
+      hold(e, TASK_ATT_AGAIN, layer, run.mb, 0);
+    }
     for (int chunk = 0; moe && chunk < e->net->chunks; chunk++) {
       put_chunk(e, TASK_FFN_DGRAD, layer, run.mb, chunk, 0);
       put_chunk(e, TASK_FFN_WGRAD, layer, run.mb, chunk, 0);
@@ -108,6 +113,7 @@ static void input_gradients(Expand *e, Run run)
   enter_backward(e, run);
   for (int layer = run.end - 1; layer >= run.begin; layer--) {
     put(e, TASK_JOIN_DGRAD, layer, run.mb, 0);
+    put(e, TASK_ATT_AGAIN, layer, run.mb, 0);
     put(e, TASK_FFN_DGRAD, layer, run.mb, 0);
     put(e, TASK_ATT_DGRAD, layer, run.mb, 0);
   }
@@ -140,6 +146,9 @@ static void merged(Expand *e, Run f, Run b)
     int fl = f.begin + i, bl = b.end - 1 - i;
     bool has_f = fl < f.end, has_b = bl >= b.begin;
     uint8_t mark = has_f && has_b ? MARK_MERGED : 0;
+    if (has_b) {
+      put(e, TASK_ATT_AGAIN, bl, b.mb, mark);
+    }
     if (has_f) {
       put(e, TASK_ATT_FWD, fl, f.mb, mark);
     }

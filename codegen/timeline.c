@@ -19,6 +19,7 @@ static DrawClass draw_class(const MoeOp *op)
   switch ((MoeOpKind)op->kind) {
   case MOE_OP_EMBED_FWD:
   case MOE_OP_ATT_FWD:
+  case MOE_OP_ATT_AGAIN:
   case MOE_OP_FFN_FWD:
   case MOE_OP_JOIN_FWD:
     return DRAW_FORWARD;

@@ -186,9 +186,11 @@ void tune_guess(const TuneBelief *b, const TuneCandidate *c, double *mean, doubl
 
 static double layer_net(const Spec *spec, const Plan *plan, int layer)
 {
-  static const MoeEdge edges[] = {MOE_EDGE_DISPATCH, MOE_EDGE_COMBINE, MOE_EDGE_DISPATCH_B, MOE_EDGE_COMBINE_B};
+  static const MoeEdge edges[] = {MOE_EDGE_DISPATCH, MOE_EDGE_COMBINE, MOE_EDGE_DISPATCH_B, MOE_EDGE_COMBINE_B,
+                                  MOE_EDGE_DISPATCH_AGAIN};
+  int n = cost_again(spec, plan->recompute, layer) ? 5 : 4;
   double ns = 0;
-  for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
+  for (int i = 0; i < n; i++) {
     MsgCost c = cost_msg(spec, plan, edges[i], layer);
     ns += (double)(c.src_ns > c.dst_ns ? c.src_ns : c.dst_ns);
   }
@@ -211,6 +213,7 @@ TuneLoad tune_load(Arena *arena, const Spec *spec, const Plan *plan)
         att[a] += times * (double)cost_op_ns(spec, plan, of_att[kind], l);
         ffn[f] += l < spec->model.dense.layers ? 0 : times * chunks * (double)cost_op_ns(spec, plan, of_ffn[kind], l);
       }
+      att[a] += times * (double)cost_op_ns(spec, plan, MOE_OP_ATT_AGAIN, l);
       if (l >= spec->model.dense.layers) {
         double ns = times * chunks * layer_net(spec, plan, l);
         net[a] += ns;

@@ -22,6 +22,7 @@ static int32_t side_of(const MoeOp *op)
   case MOE_OP_ATT_FWD:
   case MOE_OP_JOIN_FWD:
   case MOE_OP_HEAD:
+  case MOE_OP_ATT_AGAIN:
   case MOE_OP_JOIN_DGRAD:
   case MOE_OP_ATT_DGRAD:
   case MOE_OP_ATT_WGRAD:

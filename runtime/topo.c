@@ -254,12 +254,14 @@ size_t moe_op_msg_bytes(const MoeBundle *b, const MoeKernels *kernels, const Moe
   case MOE_EDGE_PIPE_B:
     return kernels->msg_bytes(op->edge, b->seq, pipe_seqs(b, &from, &to, op->mb), 0);
   case MOE_EDGE_FORWARD:
+  case MOE_EDGE_FORWARD_AGAIN:
   case MOE_EDGE_GATHER_B: /* relay to member: rows may come from every sequence of the micro-batch */
     return kernels->msg_bytes(op->edge, b->seq, b->mb_seqs, msg_experts(b, &to, false));
   case MOE_EDGE_GATHER:
   case MOE_EDGE_FORWARD_B:
     return kernels->msg_bytes(op->edge, b->seq, b->mb_seqs, msg_experts(b, &from, false));
   case MOE_EDGE_DISPATCH:
+  case MOE_EDGE_DISPATCH_AGAIN:
   case MOE_EDGE_COMBINE_B:
     att = &from;
     ffn = &to;

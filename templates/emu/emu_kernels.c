@@ -92,6 +92,7 @@ const MoeKernels moe_kernels = {
             [MOE_OP_FFN_FWD] = op,
             [MOE_OP_JOIN_FWD] = op,
             [MOE_OP_HEAD] = op,
+            [MOE_OP_ATT_AGAIN] = op,
             [MOE_OP_JOIN_DGRAD] = op,
             [MOE_OP_FFN_DGRAD] = op,
             [MOE_OP_ATT_DGRAD] = op,
@@ -104,7 +105,9 @@ const MoeKernels moe_kernels = {
     .pack =
         {
             [MOE_EDGE_DISPATCH] = pack,
+            [MOE_EDGE_DISPATCH_AGAIN] = pack,
             [MOE_EDGE_FORWARD] = pack,
+            [MOE_EDGE_FORWARD_AGAIN] = pack,
             [MOE_EDGE_GATHER] = pack,
             [MOE_EDGE_COMBINE] = pack,
             [MOE_EDGE_COMBINE_B] = pack,

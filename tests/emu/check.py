@@ -5,7 +5,8 @@
 
   overlay   every op of every rank is in the trace, and starts and ends where the schedule says, within 2 % of the step
   variants  relays, replicas, slow or few NICs, mixed placement (pairs of groups on a node, one pair
-            on all, not the same on each), a short last micro-batch: executed within 5 % of simulated
+            on all, not the same on each), a short last micro-batch, full recomputation: executed within 5 % of
+            simulated
   scale     another time scale, the same executed step; a scale far too small for the machine is still counted rightly
   flags     options that have no meaning are refused, by one line and exit code 2
   repeat    same input, same bytes
@@ -107,9 +108,13 @@ def case_variants(bench):
         "mixed_uneven": dict(placement="mixed", sizes=(3, 5)),
         "short": dict(sizes=(4, 4), seqs=4, batch=36, nic=8),  # the last micro-batch is 4 of 16 sequences
         "short_relays": dict(sizes=(2, 6), seqs=4, batch=19, dedup="node"),
+        "again": dict(recompute="full", dense=1),
+        "again_stages": dict(system="megatron_overlap", recompute="full"),
+        "again_chunks": dict(system="tutel", recompute="full"),
     }
     for name, options in variants.items():
-        off = bench.off(name, rehearse.spec_of("af_pipe", 8, **options))
+        options = {"system": "af_pipe", **options}
+        off = bench.off(name, rehearse.spec_of(ranks=8, **options))
         check(abs(off) < LIMIT, f"{name} is off by {off:.2f} %")
 
 

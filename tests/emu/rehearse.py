@@ -45,7 +45,7 @@ LAYOUTS = {
 
 
 def spec_of(system, ranks, layers=8, nic=40, nics=None, dense=0, shared=0, dedup=None, replicas=1, placement=None,
-            sizes=None, seqs=1, batch=None):
+            sizes=None, recompute=None, seqs=1, batch=None):
     """sizes: GPUs of one attention and one FFN group, batch: sequences of a replica, in place of the layout's; seqs: of a
     micro-batch, on each attention rank."""
     lay = LAYOUTS[ranks]
@@ -65,6 +65,8 @@ def spec_of(system, ranks, layers=8, nic=40, nics=None, dense=0, shared=0, dedup
             pins += ";  chunks = 2"
     if dedup:
         pins += f";  dedup = {dedup}"
+    if recompute:
+        pins += f";  recompute = {recompute}"
     return SPEC.format(gpus=lay["gpus"], nodes=lay["nodes"] * replicas, nics=nics or lay["gpus"], nic=nic, layers=layers,
                        dense=f"  dense {{ layers = {dense};  hidden = 4096 }}\n" if dense else "",
                        shared=f";  shared = {shared}" if shared else "",

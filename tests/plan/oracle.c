@@ -22,7 +22,7 @@ static bool windowed(const Spec *s, int layer)
           (s->model.attention.window_layers == LAYERS_EVEN ? layer % 2 == 0 : layer % 2));
 }
 
-double oracle_attention_ns(const Spec *s, int layer, int seqs, bool wgrad)
+double oracle_attention_ns(const Spec *s, int layer, int seqs, bool wgrad, Recompute recompute)
 {
   const ModelSpec *m = &s->model;
   double seq = (double)s->shapes[0].seq, t = seq * seqs, h = m->hidden, d = m->attention.head_dim, pairs = 0;
@@ -34,6 +34,8 @@ double oracle_attention_ns(const Spec *s, int layer, int seqs, bool wgrad)
   gemm += layer < m->dense.layers ? 6 * t * h * m->dense.hidden : 2 * t * h * m->moe.experts;
   double core = 4 * seqs * m->attention.heads * d * pairs, launch = s->cluster.gpu.launch_ns;
   double ns = oracle_rate_ns(s, gemm, 0, core) + launch + oracle_rate_ns(s, gemm, 0, 2.5 * core) + launch;
+  bool dense = layer < m->dense.layers, twice = recompute == RECOMPUTE_FULL && (dense || wgrad);
+  ns += twice ? oracle_rate_ns(s, gemm, 0, core) + (dense ? 0 : launch) : 0;
   return ns + (wgrad ? oracle_rate_ns(s, gemm, 0, 0) + launch : 0);
 }
 
@@ -53,7 +55,7 @@ static int head_home(const Spec *s, int p)
     int g = turn < 0 ? best : turn;
     double sum = 0;
     for (int l = g; l < s->model.layers; l += p) {
-      sum += oracle_attention_ns(s, l, 1, true);
+      sum += oracle_attention_ns(s, l, 1, true, RECOMPUTE_NONE);
     }
     if (turn < 0 || sum < least - 1e-9 * least) {
       least = sum;
@@ -69,7 +71,7 @@ static double busiest(const Spec *s, int p, const int *home)
   for (int g = 0; g < p; g++) {
     double sum = home[s->model.layers] == g ? oracle_head_ns(s, 1) : 0;
     for (int l = 0; l < s->model.layers; l++) {
-      sum += home[l] == g ? oracle_attention_ns(s, l, 1, true) : 0;
+      sum += home[l] == g ? oracle_attention_ns(s, l, 1, true, RECOMPUTE_NONE) : 0;
     }
     most = larger(most, sum);
   }
@@ -99,15 +101,15 @@ void oracle_deal(const Spec *s, int p, int *home)
   for (int i = 0; i < layers; i++) {
     int longest = -1, g = 0;
     for (int l = 0; l < layers; l++) {
-      bool more =
-          !dealt[l] && (longest < 0 || oracle_attention_ns(s, l, 1, true) > oracle_attention_ns(s, longest, 1, true));
+      bool more = !dealt[l] && (longest < 0 || oracle_attention_ns(s, l, 1, true, RECOMPUTE_NONE) >
+                                                   oracle_attention_ns(s, longest, 1, true, RECOMPUTE_NONE));
       longest = more ? l : longest;
     }
     for (int h = 0; h < p; h++) {
       g = sum[h] < sum[g] - 1e-9 * sum[g] ? h : g;
     }
     dealt[longest] = true;
-    sum[g] += oracle_attention_ns(s, longest, 1, true);
+    sum[g] += oracle_attention_ns(s, longest, 1, true, RECOMPUTE_NONE);
     n[g][sort_of(s, longest)]++;
     of[g]++;
   }

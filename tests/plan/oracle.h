@@ -10,7 +10,7 @@ enum { ORACLE_LAYERS = 8 }; /* and groups, at most */
 double oracle_rate_ns(const Spec *, double gemm, double grouped, double core);
 
 /* Forward, input gradient and, if asked for, weight gradient of one layer's attention side, with launches; the head. */
-double oracle_attention_ns(const Spec *, int layer, int seqs, bool wgrad);
+double oracle_attention_ns(const Spec *, int layer, int seqs, bool wgrad, Recompute);
 double oracle_head_ns(const Spec *, int seqs);
 
 /* Attention group of each layer, and of the head: home[layers + 1]. */

@@ -104,7 +104,9 @@ static double experts_ns(const Spec *s, int n, double tokens)
   double h = s->model.hidden;
   double grouped = 6 * tokens * fullest_pairs(s, e) * h * s->model.moe.hidden; /* of each of the three */
   double dgrad = grouped / s->cluster.gpu.eff_grouped_dgrad, wgrad = grouped / s->cluster.gpu.eff_grouped_wgrad;
-  return oracle_rate_ns(s, 3 * 6 * tokens / n * h * s->model.moe.shared, grouped + dgrad + wgrad, 0);
+  double twice = s->plan.recompute == RECOMPUTE_NONE ? 0 : 2.0 / 3; /* gate and up, of three products */
+  return oracle_rate_ns(s, (3 + twice) * 6 * tokens / n * h * s->model.moe.shared,
+                        (1 + twice) * grouped + dgrad + wgrad, 0);
 }
 
 /* ---- traffic ---- */
@@ -176,7 +178,7 @@ static Link att_traffic(const Net *net, int g)
 {
   const Spec *s = net->s;
   const Raw *r = net->r;
-  double row = s->model.hidden * (s->train.dtype == DTYPE_BF16 ? 2.0 : 4.0);
+  double row = s->model.hidden * (s->train.dtype == DTYPE_BF16 ? 2.0 : 4.0), twice = s->plan.recompute / 2; /* full */
   Link group = {0, 0};
   for (int me = g * r->m; me < (g + 1) * r->m; me++) {
     Link out = {0, 0}, in = {0, 0};
@@ -187,7 +189,7 @@ static Link att_traffic(const Net *net, int g)
         bool here = near(net, me, f * r->n + j);
         share(net, f, j, false, &rows, &pairs);
         if (r->home[l] == g) {
-          add(&out, here, rows * (row + 8) + pairs * 8);
+          add(&out, here, rows * (row + 8) + pairs * 8 + twice * rows * row);
           add(&in, here, rows * row + pairs * 4);
         }
         if (r->home[l + 1] == g) {
@@ -212,7 +214,7 @@ static Link ffn_traffic(const Net *net, int g)
 {
   const Spec *s = net->s;
   const Raw *r = net->r;
-  double row = s->model.hidden * (s->train.dtype == DTYPE_BF16 ? 2.0 : 4.0);
+  double row = s->model.hidden * (s->train.dtype == DTYPE_BF16 ? 2.0 : 4.0), twice = s->plan.recompute / 2; /* full */
   Link group = {0, 0};
   for (int me = g * r->n; me < (g + 1) * r->n; me++) {
     double rows, pairs;
@@ -221,18 +223,18 @@ static Link ffn_traffic(const Net *net, int g)
     for (int l = s->model.dense.layers + g; l < s->model.layers; l += r->p_ffn) {
       for (int i = 0; i < r->m; i++) {
         int from = r->home[l] * r->m + i, to = r->home[l + 1] * r->m + i;
-        add(&in, near(net, from, me), (rows * (row + 8) + pairs * 8) / r->m);
+        add(&in, near(net, from, me), (rows * (row + 8) + pairs * 8 + twice * rows * row) / r->m);
         add(&out, near(net, from, me), (rows * row + pairs * 4) / r->m);
         add(&in, near(net, to, me), rows * row / r->m);
         add(&out, near(net, to, me), rows * (row + 4) / r->m);
       }
-      if (relayed(net, g)) { /* FORWARD and GATHER_B as a rank, GATHER and FORWARD_B as a relay */
+      if (relayed(net, g)) { /* FORWARD, again or once, and GATHER_B as a rank, GATHER and FORWARD_B as a relay */
         int on = 0, e = ceil_div(s->model.moe.experts, r->n);
         for (int j = g * r->n; j < (g + 1) * r->n; j++) {
           on += net->w.ffn[j] == net->w.ffn[me];
         }
         double x = fullest_rows(s, e), y = fullest_pairs(s, e);
-        double relay = (x * (row + 8) + y * 8 + x * row + x * row + x * row + y * 4) * (on - 1) / on;
+        double relay = (x * (row + 8) + y * 8 + (3 + twice) * x * row + y * 4) * (on - 1) / on;
         in.nvlink += relay;
         out.nvlink += relay;
       }
@@ -319,7 +321,7 @@ static double estimate(const Net *net, const Raw *r, const Loads *load)
   for (int g = 0; g < r->p_att; g++) {
     double busy = r->home[m->layers] == g ? oracle_head_ns(s, seqs) : 0;
     for (int l = 0; l < m->layers; l++) {
-      busy += r->home[l] == g ? oracle_attention_ns(s, l, seqs, true) : 0;
+      busy += r->home[l] == g ? oracle_attention_ns(s, l, seqs, true, s->plan.recompute) : 0;
     }
     double move = port_ns(net, load->att[g], r->att_nics);
     double tail = exchange_ns(net, att_elems(s, r, g), r->m * r->replicas, load->att_sharing, r->att_nics);
@@ -338,8 +340,8 @@ static double estimate(const Net *net, const Raw *r, const Loads *load)
   double ahead = 0, all = 0, ratio = (double)r->p_ffn / r->p_att,
          row = m->hidden * (s->train.dtype == DTYPE_BF16 ? 2.0 : 4.0);
   for (int l = 0; l < m->layers; l++) {
-    ahead += oracle_attention_ns(s, l, least, false);
-    all += oracle_attention_ns(s, l, least, true);
+    ahead += oracle_attention_ns(s, l, least, false, s->plan.recompute);
+    all += oracle_attention_ns(s, l, least, true, s->plan.recompute);
   }
   int nics = (int)((double)s->cluster.nics * net->per / s->cluster.gpus);
   double hop =
@@ -481,6 +483,7 @@ static Spec random_spec(unsigned long long *seed, ShapeSpec *shape)
   s.plan.replicas = in_range(seed, 0, 3) == 0;
   s.plan.dedup = in_range(seed, 0, 3) ? DEDUP_AUTO : DEDUP_RANK;
   s.plan.placement = starved ? PLACE_MIXED : (Placement)in_range(seed, PLACE_AUTO, PLACE_MIXED);
+  s.plan.recompute = (Recompute)in_range(seed, RECOMPUTE_NONE, RECOMPUTE_FULL);
   s.plan.gap = 0;
   s.plan.node_limit = 1000000;
   return s;
@@ -506,10 +509,6 @@ static void planner_finds_the_optimum(void **state)
     }
     Best best = enumerate(&spec);
     bool solved = plan_solve(arena, diag, &spec, 0, SYSTEM_AF_PIPE, &plan, &infeasible);
-    if (solved != (best.seen > 0)) {
-      print_error("case %d: %d nodes of %d, placement %d, batch %d: solved %d, %ld allocations\n", i,
-                  spec.cluster.nodes, spec.cluster.gpus, spec.plan.placement, shape.global_batch, solved, best.seen);
-    }
     assert_int_equal(solved, best.seen > 0);
     assert_int_equal(infeasible, best.seen == 0);
     if (best.seen == 0) {

@@ -318,8 +318,11 @@ static bool before_input(const Case *c, Schedule *s, int g, int at)
       /* weight gradients have an order only with the input gradient they belong to */
       bool ffn = op->kind == MOE_OP_FFN_WGRAD || other->kind == MOE_OP_FFN_WGRAD;
       bool bound = ffn ? op->kind == MOE_OP_FFN_DGRAD : op->kind < MOE_OP_FFN_WGRAD;
+      /* nor has a forward that is run again one with the gradient of the sum */
+      bool apart = (op->kind == MOE_OP_ATT_AGAIN && other->kind == MOE_OP_JOIN_DGRAD) ||
+                   (op->kind == MOE_OP_JOIN_DGRAD && other->kind == MOE_OP_ATT_AGAIN);
       swap_rows(group, at, i);
-      return bound;
+      return bound && !apart;
     }
   }
   return false;

@@ -137,6 +137,7 @@ void mk_plan(Arena *arena, const MkPlan *mk, const Spec *spec, Plan *plan)
     map_in_turn(arena, mk, plan);
   }
   plan->dedup = mk->node ? DEDUP_NODE : DEDUP_RANK;
+  plan->recompute = mk->again ? RECOMPUTE_FULL : RECOMPUTE_NONE;
   plan->mb_seqs = seqs * most;
   plan->micro_batches = mk->micro_batches;
   plan->in_flight = mk->in_flight ? mk->in_flight : mk->micro_batches;

@@ -19,10 +19,11 @@ typedef struct MkPlan {
   bool node;          /* node-deduplicated */
   bool colocated;     /* groups have both roles; p_ffn and n are not read */
   bool tied;
-  int seqs;  /* per attention rank; 0: 1 */
-  int seq;   /* positions; 0: 4096 */
-  int vocab; /* 0: 151936 */
-  int dense; /* first layers without experts */
+  int seqs;   /* per attention rank; 0: 1 */
+  int seq;    /* positions; 0: 4096 */
+  int vocab;  /* 0: 151936 */
+  int dense;  /* first layers without experts */
+  bool again; /* full recomputation */
   /* A colocated system: p_att pipeline ranks with m[] ranks each, sums go back to their origin. 0: af_pipe. */
   SystemKind system;
   int virtual_stages; /* 0: 1 */

@@ -62,6 +62,7 @@ static void compile_time_grid(void **state)
         mk.n[0] = ratios[r][1];
         mk.in_flight = r % 3 == 0 ? mbs : r % 3 == 1 ? (mbs + 1) / 2 : 1;
         mk.seq = 64 << 3 * (n % 4);
+        mk.again = n % 7 > 4;
         Built b;
         build(&mk, &b);
         check_limits(&b);
@@ -91,6 +92,7 @@ static void layers_and_groups(void **state)
           mk.in_flight = mk.in_flight > mk.micro_batches ? mk.micro_batches : mk.in_flight;
           mk.seq = 16 << 2 * (n % 6);
           mk.seqs = 1 + n % 3;
+          mk.again = n % 5 > 2;
           Built b;
           build(&mk, &b);
           check_limits(&b);
@@ -116,6 +118,7 @@ static void colocated_groups(void **state)
         mk.replicas = kind == 3 ? 2 : 1;
         mk.tied = kind == 3;
         mk.in_flight = 1 + layers / 2;
+        mk.again = (layers + p) % 3 == 0;
         Built b;
         build(&mk, &b);
         check_limits(&b);
@@ -139,6 +142,7 @@ static void ranks_agree(void **state)
     mk.tied = kind % 5 == 0;
     mk.colocated = kind >= 10;
     mk.in_flight = 1 + kind % 3;
+    mk.again = kind % 4 > 1;
     Built b;
     build(&mk, &b);
     assert_non_null(ranks_new(b.arena, &b.spec, &b.plan, &b.sched));

@@ -72,6 +72,32 @@ static Case cases[] = {
     {.name = "two ways, tied, dense",
      .mk =
          {.system = SYSTEM_DUALPIPE, .layers = 3, .dense = 1, .p_att = 2, .m = {1}, .tied = true, .micro_batches = 4}},
+    {.name = "twice",
+     .mk = {.layers = 3, .p_att = 2, .p_ffn = 1, .m = {2, 1}, .n = {2}, .micro_batches = 3, .again = true}},
+    {.name = "twice through relays, tight",
+     .mk = {.layers = 2,
+            .p_att = 2,
+            .p_ffn = 1,
+            .m = {2},
+            .n = {4},
+            .ranks_per_node = 2,
+            .node = true,
+            .micro_batches = 4,
+            .in_flight = 1,
+            .again = true}},
+    {.name = "twice on stages, dense",
+     .mk = {.system = SYSTEM_MEGATRON,
+            .layers = 5,
+            .dense = 1,
+            .p_att = 2,
+            .virtual_stages = 2,
+            .m = {2},
+            .micro_batches = 2,
+            .again = true}},
+    {.name = "twice in chunks",
+     .mk = {.system = SYSTEM_TUTEL, .layers = 3, .p_att = 2, .m = {2}, .chunks = 2, .micro_batches = 2, .again = true}},
+    {.name = "twice in two ways",
+     .mk = {.system = SYSTEM_DUALPIPE, .layers = 4, .p_att = 2, .m = {2}, .micro_batches = 4, .again = true}},
     {.name = "folded", .mk = {.system = SYSTEM_DUALPIPEV, .layers = 4, .p_att = 2, .m = {2}, .micro_batches = 4}},
 };
 
@@ -83,12 +109,14 @@ static bool accepted(const Case *c, const Schedule *s)
   return ok;
 }
 
-/* A message may wait for a weight gradient because the system that is modelled lets it go no earlier: nothing that it
-   carries depends on it. */
+/* A message may wait for a weight gradient, or for a forward that is run again, because the system that is modelled
+   lets it go no earlier: nothing that it carries depends on it. */
 static bool held(const Case *c, int g, const MoeOp *op, int k)
 {
   const MoeOp *on = &c->good.groups[g].ops[op->wait[k]];
-  return op->kind == MOE_OP_SEND && op->mb >= 0 && (on->kind == MOE_OP_FFN_WGRAD || on->kind == MOE_OP_ATT_WGRAD);
+  bool again = on->kind == MOE_OP_ATT_AGAIN && op->edge == MOE_EDGE_COMBINE_B;
+  return op->kind == MOE_OP_SEND && op->mb >= 0 &&
+         (on->kind == MOE_OP_FFN_WGRAD || on->kind == MOE_OP_ATT_WGRAD || again);
 }
 
 /* The dropped wait is implied: on every rank what it waited for is still over before it begins. */
@@ -246,6 +274,13 @@ static bool without_relays(Arena *arena, const Case *c, Plan *plan)
   return c->plan.dedup == DEDUP_NODE;
 }
 
+static bool kept_or_again(Arena *arena, const Case *c, Plan *plan)
+{
+  (void)arena;
+  plan->recompute = plan->recompute == RECOMPUTE_FULL ? RECOMPUTE_SELECTIVE : RECOMPUTE_FULL;
+  return c->spec.model.layers > c->spec.model.dense.layers;
+}
+
 static bool replicas_too(Arena *arena, const Case *c, Plan *plan)
 {
   (void)arena;
@@ -289,6 +324,7 @@ static void another_plan_is_refused(void **state)
                  {"one way", one_way},
                  {"without relays", without_relays},
                  {"more replicas", replicas_too},
+                 {"kept or again", kept_or_again},
                  {"more sequences", more_sequences},
                  {"fewer in flight", fewer_in_flight}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -331,6 +367,7 @@ static MkPlan random_plan(void)
   mk.chunks = mk.system == SYSTEM_TUTEL ? draw(1, 3) : 1;
   mk.node = mk.chunks == 1 && draw(0, 1);
   mk.ranks_per_node = draw(2, 3);
+  mk.again = draw(0, 1);
   return mk;
 }
 

@@ -25,6 +25,7 @@ typedef struct Case {
   SystemKind system;
   int p, v, layers, m, g, chunks;
   int dense;  /* of the layers */
+  bool again; /* full recomputation: attention and dispatch a second time before a layer's gradients */
   bool relay; /* tokens travel once per node of two ranks */
   Layer t;
 } Case;
@@ -77,7 +78,8 @@ static void layer_plan(Arena *arena, const Case *k, const Spec *spec, Plan *plan
                .system = k->system,
                .virtual_stages = k->v,
                .chunks = k->chunks,
-               .mb_group = k->g};
+               .mb_group = k->g,
+               .again = k->again};
   mk_plan(arena, &mk, spec, plan);
 }
 
@@ -131,12 +133,15 @@ static double chunked(double d, double f, double c, int n)
 }
 
 /* A forward beside a backward of as many layers: messages Cb, Df, Db, Cf and compute Af, Fi, Fw, Ff, Ai, Aw per pair of
-   layers, each stream in that order, and each item after what it needs. */
-static double merged_pair(const Layer *t, int layers)
+   layers, each stream in that order, and each item after what it needs. Again: a forward of attention and a dispatch
+   more, the first of the pair's compute and the second of its messages. */
+static double merged_pair(const Layer *t, int layers, bool again)
 {
   double compute = 0, messages = 0, ai = 0, cf = 0;
   for (int i = 0; i < layers; i++) {
     double cb = messages = most(messages, ai) + t->c;
+    compute += again ? t->a : 0;
+    cb = messages = again ? most(messages, compute) + t->d : cb;
     double af = compute = most(compute, cf) + t->a;
     double df = messages = most(messages, af) + t->d;
     double fi = compute = most(compute, cb) + t->fi;
@@ -150,15 +155,16 @@ static double merged_pair(const Layer *t, int layers)
   return most(compute, messages);
 }
 
-static StagesimTimes stage_times(const Layer *t, int layers, int chunks)
+static StagesimTimes stage_times(const Layer *t, int layers, int chunks, bool again)
 {
+  double more = again ? layers * (t->a + t->d) : 0;
   double f = layers * (t->a + chunked(t->d, t->f, t->c, chunks));
-  double b = layers * (t->ai + t->aw + chunked(t->c, t->fi + t->fw, t->d, chunks));
+  double b = layers * (t->ai + t->aw + chunked(t->c, t->fi + t->fw, t->d, chunks)) + more;
   return (StagesimTimes){.f = llround(f),
                          .b = llround(b),
-                         .i = llround(layers * (t->ai + t->fi + t->d + t->c)),
+                         .i = llround(layers * (t->ai + t->fi + t->d + t->c) + more),
                          .w = llround(layers * (t->aw + t->fw)),
-                         .pair = llround(merged_pair(t, layers)),
+                         .pair = llround(merged_pair(t, layers, again)),
                          .hop = llround(t->hop)};
 }
 
@@ -230,8 +236,19 @@ static Case random_case(SystemKind system, int least_p, int layers)
 static double stage_level(const Case *k, int layers)
 {
   StageIn in = stages_of(k);
-  StagesimTimes t = stage_times(&k->t, layers, k->chunks ? k->chunks : 1);
+  StagesimTimes t = stage_times(&k->t, layers, k->chunks ? k->chunks : 1, k->again);
   return (double)stagesim(&in, &t);
+}
+
+/* The same, or, with full recomputation, no slower: the last stage's sums have no op behind them but the head, which
+   stands with its own backward. Where another stage's comes first, they travel while its forward runs again. */
+static void same_or_less(const Case *k, double got, double want)
+{
+  if (k->again && k->v > 1 && k->m % (k->g ? k->g : k->p) != 0) {
+    assert_true(got < want + 0.5 && got > 0.97 * want);
+  } else {
+    same(k, got, want);
+  }
 }
 
 static void megatron(void **state)
@@ -240,10 +257,12 @@ static void megatron(void **state)
   for (int i = 0; i < 100; i++) {
     int layers = draw(1, 3);
     Case k = random_case(SYSTEM_MEGATRON, 1, layers);
-    double n = k.m * k.v, both = layers * (compute_of(&k.t, 1) + 2 * (k.t.d + k.t.c));
-    same(&k, pipe_time(&k), (n + k.p - 1) * both);
+    k.again = i % 2;
+    double n = k.m * k.v, more = k.again ? k.t.a + k.t.d : 0;
+    double both = layers * (compute_of(&k.t, 1) + 2 * (k.t.d + k.t.c) + more);
+    same_or_less(&k, pipe_time(&k), (n + k.p - 1) * both);
     k.t.hop = draw(0, 20);
-    same(&k, pipe_time(&k), stage_level(&k, layers));
+    same_or_less(&k, pipe_time(&k), stage_level(&k, layers));
   }
 }
 
@@ -254,10 +273,12 @@ static void tutel(void **state)
     int layers = draw(1, 2);
     Case k = random_case(SYSTEM_TUTEL, 1, layers);
     k.chunks = 1 << draw(0, 2);
+    k.again = i % 2;
     double n = k.m * k.v;
     double f = layers * (k.t.a + chunked(k.t.d, k.t.f, k.t.c, k.chunks));
     double b = layers * (k.t.ai + k.t.aw + chunked(k.t.c, k.t.fi + k.t.fw, k.t.d, k.chunks));
-    same(&k, pipe_time(&k), (n + k.p - 1) * (f + b));
+    b += k.again ? layers * (k.t.a + k.t.d) : 0;
+    same_or_less(&k, pipe_time(&k), (n + k.p - 1) * (f + b));
   }
 }
 
@@ -275,7 +296,9 @@ static void comet(void **state)
     int layers = draw(1, 2);
     Case k = random_case(SYSTEM_COMET, 1, layers);
     const Layer *t = &k.t;
-    double both = t->a + t->ai + t->aw + fused(t->f, t->d, t->c) + fused(t->fi + t->fw, t->c, t->d);
+    k.again = i % 2;
+    double more = k.again ? t->d : 0, att = (k.again ? 2 : 1) * t->a + t->ai + t->aw;
+    double both = att + fused(t->f, t->d, t->c) + fused(t->fi + t->fw, t->c + more, t->d);
     same(&k, pipe_time(&k), (k.m * k.v + k.p - 1) * layers * both);
   }
 }
@@ -296,7 +319,7 @@ static void merged_table(void **state)
     double ends = compute_of(&k.t, 4) + 8 * (k.t.d + k.t.c);
     double pair = (pipe_time(&k) - ends) / (k.m - 1) / 4 / scale;
     same(&k, pair * 80, r[4] * 80);
-    assert_true(fabs(merged_pair(&k.t, 4) / 4 / scale - r[4]) < 1e-9);
+    assert_true(fabs(merged_pair(&k.t, 4, false) / 4 / scale - r[4]) < 1e-9);
   }
 }
 
@@ -311,7 +334,8 @@ static void megatron_overlap(void **state)
     Case k = random_case(SYSTEM_MEGATRON_OVERLAP, 1, layers);
     k.g = 0;
     k.m = k.p * draw(1, 3);
-    StagesimTimes t = stage_times(&k.t, layers, 1);
+    k.again = draw(0, 1);
+    StagesimTimes t = stage_times(&k.t, layers, 1, k.again);
     double p = k.p, v = k.v, pairs = k.m * v - (v - 1) * p - 1;
     double got = pipe_time(&k), want = pairs * (double)t.pair + v * p * (double)(t.f + t.b);
     if (t.pair >= t.f && t.pair >= t.b) {
@@ -324,7 +348,8 @@ static void megatron_overlap(void **state)
   }
 }
 
-/* Exact where messages hide under compute in pairs, on 4 ranks or more; hops included. */
+/* Exact where messages hide under compute in pairs, on 4 ranks or more; hops included. With full recomputation the
+   gradient's way to the experts runs under the forward that is run again, also outside pairs. */
 static void dualpipe(void **state)
 {
   (void)state;
@@ -333,12 +358,13 @@ static void dualpipe(void **state)
     int layers = draw(1, 2);
     Case k = random_case(SYSTEM_DUALPIPE, 2, layers);
     k.t.hop = draw(0, 1) * draw(0, 20);
+    k.again = draw(0, 1);
     double got = pipe_time(&k), want = stage_level(&k, layers);
-    if (k.p >= 4 && merged_pair(&k.t, layers) <= compute_of(&k.t, layers)) {
+    if (k.p >= 4 && !k.again && merged_pair(&k.t, layers, false) <= compute_of(&k.t, layers)) {
       same(&k, got, want);
       n_exact++;
     } else {
-      assert_true(got < want + 0.5 && got > 0.94 * want);
+      assert_true(got < want + 0.5 && got > (k.again ? 0.9 : 0.94) * want);
     }
     if (n_exact % 4 == 0) {
       k = random_case(SYSTEM_DUALPIPEV, 1, layers);
@@ -405,6 +431,7 @@ static void memory(void **state)
     int layers = draw(1, 3);
     Case k = random_case(systems[i % 5], 1, layers);
     k.chunks = k.system == SYSTEM_TUTEL ? 2 : 1;
+    k.again = draw(0, 1);
     Built b;
     build(&k, &b);
     StageIn in = stages_of(&k);
@@ -453,6 +480,7 @@ static void uneven_layers(void **state)
     } while (!all_ranks_used(&k));
     k.dense = draw(0, 2) ? 0 : draw(0, k.layers);
     k.chunks = k.system == SYSTEM_TUTEL ? draw(1, 4) : 1;
+    k.again = draw(0, 1);
     k.relay = k.system != SYSTEM_TUTEL && k.system != SYSTEM_COMET && draw(0, 2) == 0;
     Built b;
     build(&k, &b);

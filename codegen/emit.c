@@ -27,7 +27,7 @@ static const char *c_real(char text[REAL_MAX], double value)
   return strpbrk(real_text(text, value), ".e") ? text : strcat(text, ".0");
 }
 
-void emit_config(const Spec *spec, FILE *out)
+void emit_config(const Spec *spec, Recompute recompute, FILE *out)
 {
   const ModelSpec *m = &spec->model;
   char text[REAL_MAX];
@@ -457,7 +457,7 @@ static bool make_bundle(Arena *arena, Diag *diag, const Program *p, const char *
   if (!p->emu) {
     Printed file;
     printed_open(&file);
-    emit_config(p->spec, file.to);
+    emit_config(p->spec, p->plans[0].recompute, file.to);
     add_printed(&list, &file, "moe_config.h");
   }
   for (int i = 0; i < p->n; i++) {

@@ -29,6 +29,6 @@ bool emit_emu_bundle(Arena *, Diag *, const Spec *, const Plan *plans, const Sch
                      Bundle *);
 
 /* The generated header of sizes alone. */
-void emit_config(const Spec *, FILE *);
+void emit_config(const Spec *, Recompute, FILE *);
 
 #endif

@@ -15,7 +15,6 @@ bool emit_supported(Diag *diag, const Spec *spec, const Plan *plan)
       {latent && m->attention.clip_qkv > 0, "attention", "clip_qkv", "a clamp in latent attention"},
       {m->moe.balance == BALANCE_BATCH, "balance", "kind", "the balance loss over the batch"},
       {spec->train.lr_kind == LR_LINEAR, "lr", NULL, "a linear learning-rate schedule"},
-      {plan->recompute != RECOMPUTE_NONE, "plan", "recompute", "recomputation"},
       {plan->dedup == DEDUP_FLAT, "plan", "dedup", "flat dispatch"},
       {plan->system == SYSTEM_COMET, "plan", "schedule", "messages inside the experts' ops (comet)"},
       {plan->optimizer_shard != OPT_SHARD_HOLDERS, "plan", "optimizer_shard",

@@ -70,11 +70,40 @@ static void output(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratc
   }
 }
 
+/* From x to a and the router's logits, or to a dense layer's output. */
+static void forward(const MoeCall *call, const MoeAttSaved *s, const MoeAttScratch *t)
+{
+  size_t seq = (size_t)call->seq;
+  for (size_t at = 0; at < s->tokens; at += MOE_ATT_TILE) {
+    project(call, s, t, at, moe_min(MOE_ATT_TILE, s->tokens - at));
+  }
+  if (s->tokens > 0) {
+    moe_rope_tables(&t->core, seq);
+  }
+  for (size_t at = 0; at < s->tokens; at += seq) {
+    moe_attention(&t->core, (size_t)call->layer, seq, s->qkv + at * QKV, call->w, s->o + at * O,
+                  s->lse + at * MOE_HEADS);
+  }
+  for (size_t at = 0; at < s->tokens; at += MOE_ATT_TILE) {
+    output(call, s, t, at, moe_min(MOE_ATT_TILE, s->tokens - at));
+  }
+}
+
+MoeStatus moe_att_again(MoeCall *call)
+{
+  MoeAttSaved s;
+  MoeAttScratch t;
+  moe_att_saved(call, &s);
+  carve_scratch(call, s.tokens, &t);
+  forward(call, &s, &t);
+  moe_router_again(&s);
+  return MOE_OK;
+}
+
 MoeStatus moe_att_fwd(MoeCall *call)
 {
   MoeAttSaved s;
   MoeAttScratch t;
-  size_t seq = (size_t)call->seq;
   moe_att_begin(call, call->piped ? 0 : call->n_in, &s);
   carve_scratch(call, s.tokens, &t);
   if (call->n_in == 0 && call->layer != 0) {
@@ -83,19 +112,7 @@ MoeStatus moe_att_fwd(MoeCall *call)
   if (call->n_in > 0) {
     MOE_TRY(call->piped ? moe_take_pipe(call, s.x) : moe_take_combine(call, s.x, &s.src, t.source));
   }
-
-  for (size_t at = 0; at < s.tokens; at += MOE_ATT_TILE) {
-    project(call, &s, &t, at, moe_min(MOE_ATT_TILE, s.tokens - at));
-  }
-  if (s.tokens > 0) {
-    moe_rope_tables(&t.core, seq);
-  }
-  for (size_t at = 0; at < s.tokens; at += seq) {
-    moe_attention(&t.core, (size_t)call->layer, seq, s.qkv + at * QKV, call->w, s.o + at * O, s.lse + at * MOE_HEADS);
-  }
-  for (size_t at = 0; at < s.tokens; at += MOE_ATT_TILE) {
-    output(call, &s, &t, at, moe_min(MOE_ATT_TILE, s.tokens - at));
-  }
+  forward(call, &s, &t);
   return is_dense(call) ? MOE_OK : moe_router(call, &s);
 }
 
@@ -152,6 +169,9 @@ MoeStatus moe_att_dgrad(MoeCall *call)
   moe_att_work_carve(call->work, s.tokens, &out);
   carve_scratch(call, s.tokens, &t);
 
+  if (MOE_RECOMPUTE == 2 && is_dense(call)) {
+    forward(call, &s, &t);
+  }
   MOE_TRY(is_dense(call) ? moe_take_pipe(call, out.dx) : moe_open_dispatch_b(call, t.source));
   for (size_t at = 0; at < s.tokens; at += MOE_ATT_TILE) {
     MOE_TRY(output_back(call, &s, &t, at, moe_min(MOE_ATT_TILE, s.tokens - at), &out));

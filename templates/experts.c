@@ -119,7 +119,7 @@ static MoeStatus take_rows(MoeCall *call, MoeFfnSaved *s)
   size_t rows, pairs;
   size_t row = 0;
   MOE_TRY(moe_count_list(call, (size_t)call->me, (size_t)call->me + 1, &rows, &pairs));
-  moe_ffn_saved_carve(moe_ffn_saved_base(call), rows, pairs, s);
+  moe_ffn_begin(call, rows, pairs, s);
   moe_copy_list(call, rows, pairs, &s->list);
   for (int32_t i = 0; i < call->n_in; i++) {
     MoeView view;
@@ -138,9 +138,8 @@ static void norm_group(const MoeCall *call, const MoeFfnSaved *s, const Group *g
   }
 }
 
-/* What one group adds to sum, whose first row is `first`. */
-static void group_fwd(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScratch *t, const Group *g, size_t first,
-                      float *sum)
+/* Gate and up of a group. */
+static void group_inner(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScratch *t, const Group *g)
 {
   MoeReal *kept = s->gate_up + g->begin * F2;
   float *gate_up = moe_target(kept, t->gate_up);
@@ -150,6 +149,14 @@ static void group_fwd(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScr
     moe_add_bias(gate_up, g->n, F2, g->gate_up_bias, F2);
   }
   moe_keep(kept, gate_up, g->n * F2);
+}
+
+/* What one group adds to sum, whose first row is `first`. */
+static void group_fwd(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScratch *t, const Group *g, size_t first,
+                      float *sum)
+{
+  const MoeReal *kept = s->gate_up + g->begin * F2;
+  group_inner(call, s, t, g);
   activate(kept, g->n, t->act);
   moe_gemm_nt(g->n, H, F, t->act, F, g->down, F, 0.0f, t->x, H);
   if (MOE_EXPERT_BIAS) {
@@ -209,16 +216,23 @@ static void add_homes(const MoeCall *call, const MoeFfnSaved *s, const Homes *h,
   }
 }
 
+/* Gate and up of the shared expert. */
+static void shared_inner(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScratch *t, const Homes *h)
+{
+  MoeReal *kept = s->shared + h->begin * 2 * FS;
+  float *gate_up = moe_target(kept, t->gate_up);
+  norm_homes(call, s, h, t->x);
+  moe_mlp_inner(call->shared, FS, t->x, h->n, gate_up);
+  moe_keep(kept, gate_up, h->n * 2 * FS);
+}
+
 /* The shared expert on the rows before row_end that have their home here; sum's first row is `first`. */
 static void shared_fwd(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnScratch *t, size_t first, size_t row_end,
                        Homes *h, float *sum)
 {
   while (next_homes(call, s, row_end, h)) {
-    MoeReal *kept = s->shared + h->begin * 2 * FS;
-    float *gate_up = moe_target(kept, t->gate_up);
-    norm_homes(call, s, h, t->x);
-    moe_mlp_inner(call->shared, FS, t->x, h->n, gate_up);
-    moe_keep(kept, gate_up, h->n * 2 * FS);
+    float *gate_up = moe_target(s->shared + h->begin * 2 * FS, t->gate_up);
+    shared_inner(call, s, t, h);
     moe_mlp_outer(call->shared, FS, gate_up, h->n, t->act, t->x);
     add_homes(call, s, h, t->x, first, sum);
   }
@@ -230,6 +244,9 @@ static void shared_dgrad(const MoeCall *call, const MoeFfnSaved *s, const MoeFfn
   while (next_homes(call, s, row_end, h)) {
     MoeReal *kept = s->shared + h->begin * 2 * FS;
     float *gate_up = moe_target(kept, t->gate_up);
+    if (MOE_RECOMPUTE > 0) {
+      shared_inner(call, s, t, h);
+    }
     if (MOE_BF16) {
       moe_read_row(kept, h->n * 2 * FS, gate_up);
     }
@@ -287,10 +304,13 @@ MoeStatus moe_ffn_fwd(MoeCall *call)
 }
 
 /* What one group adds to dh, whose first row is `first`. */
-static void group_dgrad(const MoeFfnSaved *s, const MoeFfnWork *out, const MoeFfnScratch *t, const Group *g,
-                        size_t first, float *dh)
+static void group_dgrad(const MoeCall *call, const MoeFfnSaved *s, const MoeFfnWork *out, const MoeFfnScratch *t,
+                        const Group *g, size_t first, float *dh)
 {
   MoeReal *gate_up = s->gate_up + g->begin * F2;
+  if (MOE_RECOMPUTE > 0) {
+    group_inner(call, s, t, g);
+  }
   for (size_t j = 0; j < g->n; j++) {
     moe_row_add(t->x + j * H, out->dx + g->row[j] * H, true);
   }
@@ -317,6 +337,10 @@ MoeStatus moe_ffn_dgrad(MoeCall *call)
   moe_ffn_work_carve(call->work, rows, s.list.head->pairs, &out);
   moe_ffn_scratch_carve(call->scratch, rows, &t);
   MOE_TRY(moe_take_grads(call, &s.list, out.dx));
+  if (MOE_RECOMPUTE == 2) {
+    MOE_TRY(moe_take_again(call, &s.list, s.a));
+    moe_rstds(s.a, rows, s.rstd);
+  }
 
   Homes homes = {0};
   memcpy(next, s.first, sizeof next);
@@ -326,7 +350,7 @@ MoeStatus moe_ffn_dgrad(MoeCall *call)
     for (size_t e = 0; e < local_experts(call); e++) {
       Group g;
       while ((g = take_group(call, &s, e, end, &next[e])).n > 0) {
-        group_dgrad(&s, &out, &t, &g, first, t.sum);
+        group_dgrad(call, &s, &out, &t, &g, first, t.sum);
       }
     }
     shared_dgrad(call, &s, &out, &t, first, end, &homes, t.sum);

@@ -92,6 +92,8 @@ static size_t msg_bytes(MoeEdge edge, int32_t seq, int32_t src_seqs, int32_t exp
     return moe_align64(moe_msg_size(rows, MOE_NO_HEAD, pairs, MOE_GRAD_PAIR));
   case MOE_EDGE_COMBINE:
     return moe_align64(moe_msg_size(rows, MOE_TOKEN_HEAD, 0, 0));
+  case MOE_EDGE_DISPATCH_AGAIN:
+  case MOE_EDGE_FORWARD_AGAIN:
   case MOE_EDGE_COMBINE_B:
   case MOE_EDGE_GATHER:
   case MOE_EDGE_GATHER_B:
@@ -115,6 +117,7 @@ const MoeKernels moe_kernels = {
         {
             [MOE_OP_EMBED_FWD] = moe_embed_fwd,
             [MOE_OP_ATT_FWD] = moe_att_fwd,
+            [MOE_OP_ATT_AGAIN] = moe_att_again,
             [MOE_OP_FFN_FWD] = moe_ffn_fwd,
             [MOE_OP_JOIN_FWD] = moe_join_fwd,
             [MOE_OP_HEAD] = moe_head,
@@ -130,6 +133,8 @@ const MoeKernels moe_kernels = {
     .pack =
         {
             [MOE_EDGE_DISPATCH] = moe_pack_dispatch,
+            [MOE_EDGE_DISPATCH_AGAIN] = moe_pack_dispatch_again,
+            [MOE_EDGE_FORWARD_AGAIN] = moe_pack_gather_b, /* rows along the same list */
             [MOE_EDGE_FORWARD] = moe_pack_forward,
             [MOE_EDGE_GATHER] = moe_pack_gather,
             [MOE_EDGE_COMBINE] = moe_pack_combine,

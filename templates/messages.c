@@ -218,24 +218,48 @@ void moe_copy_list(const MoeCall *call, size_t rows, size_t pairs, const MoeList
   }
 }
 
-MoeStatus moe_take_grads(const MoeCall *call, const MoeList *list, MoeReal *dx)
+/* Where the rows of a list are among an op's messages, that come in twice: first those of *_AGAIN. */
+static bool is_again(const MoeIn *in)
+{
+  MoeMsgHead head;
+  memcpy(&head, in->data, sizeof head);
+  uint32_t edge = head.stamp & 0xfu;
+  return edge == MOE_EDGE_DISPATCH_AGAIN || edge == MOE_EDGE_FORWARD_AGAIN;
+}
+
+/* Rows along the list, of messages from those who sent it, or from those who got sums along it. */
+static MoeStatus take_rows(const MoeCall *call, const MoeList *list, bool again, MoeReal *to)
 {
   size_t row = 0;
   for (int32_t i = 0; i < call->n_in; i++) {
     MoeView view;
     int32_t peer = call->in[i].peer;
-    MoeRun run = call->relayed ? moe_src_run(list, peer) : moe_dst_run(call, list, peer);
+    if (is_again(&call->in[i]) != again) {
+      continue;
+    }
+    MoeRun run = again || call->relayed ? moe_src_run(list, peer) : moe_dst_run(call, list, peer);
     MOE_TRY(moe_view(&call->in[i], MOE_NO_HEAD, 0, &view));
     if (view.n_rows != run.row_end - run.row || (view.n_rows > 0 && run.row != row)) {
       return MOE_EPROTO;
     }
-    moe_row_copy(dx + row * MOE_HIDDEN, view.rows, view.n_rows);
+    moe_row_copy(to + row * MOE_HIDDEN, view.rows, view.n_rows);
     row += view.n_rows;
   }
   return row == list->head->rows ? MOE_OK : MOE_EPROTO;
 }
 
-/* A DISPATCH message under way; without a draft its rows and pairs are only counted. */
+MoeStatus moe_take_grads(const MoeCall *call, const MoeList *list, MoeReal *dx)
+{
+  return take_rows(call, list, false, dx);
+}
+
+MoeStatus moe_take_again(const MoeCall *call, const MoeList *list, MoeReal *a)
+{
+  return take_rows(call, list, true, a);
+}
+
+/* A DISPATCH message under way; without a draft its rows and pairs are only counted. The second time it has rows alone.
+ */
 typedef struct Letter {
   MoeDraft draft;
   MoeRowHead *heads;
@@ -266,13 +290,15 @@ static void add_token(const MoeCall *call, const MoeAttSaved *s, const uint16_t 
     }
     if (letter->heads != NULL) {
       letter->heads[letter->n_rows] = (MoeRowHead){token, (uint16_t)(letter->n_pairs - first_pair), route.home};
+    }
+    if (letter->draft.rows != NULL) {
       moe_row_put(&letter->draft, letter->draft.rows + letter->n_rows * MOE_HIDDEN, s->a + t * MOE_HIDDEN, 1);
     }
     letter->n_rows++;
   }
 }
 
-size_t moe_pack_dispatch(MoeCall *call, void *slot)
+static size_t pack_dispatch(MoeCall *call, void *slot, bool again)
 {
   MoeAttSaved s;
   uint16_t owner[MOE_EXPERTS];
@@ -288,11 +314,22 @@ size_t moe_pack_dispatch(MoeCall *call, void *slot)
       }
     }
     if (pass == 0) {
-      MoeDraft draft = moe_draft(call, slot, letter.n_rows, MOE_LIST_HEAD, letter.n_pairs, MOE_LIST_PAIR);
-      letter = (Letter){.draft = draft, .heads = draft.heads, .pairs = draft.pairs};
+      MoeDraft draft = again ? moe_draft(call, slot, letter.n_rows, MOE_NO_HEAD, 0, 0)
+                             : moe_draft(call, slot, letter.n_rows, MOE_LIST_HEAD, letter.n_pairs, MOE_LIST_PAIR);
+      letter = (Letter){.draft = draft, .heads = again ? NULL : draft.heads, .pairs = again ? NULL : draft.pairs};
     }
   }
   return moe_draft_end(&letter.draft);
+}
+
+size_t moe_pack_dispatch(MoeCall *call, void *slot)
+{
+  return pack_dispatch(call, slot, false);
+}
+
+size_t moe_pack_dispatch_again(MoeCall *call, void *slot)
+{
+  return pack_dispatch(call, slot, true);
 }
 
 /* The list that COMBINE and DISPATCH_B speak of: the relay's where there are relays, else the rank's own. */

@@ -47,6 +47,7 @@
 #define MOE_CAPACITY      0.0 /* factor over the even share, per sequence and expert; 0: no drops */
 #define MOE_BALANCE_COEF  0.01 /* of the per-sequence balance loss; 0: none */
 #define MOE_TIED          0 /* output table is the embedding table */
+#define MOE_RECOMPUTE     0 /* 0 none, 1 gate and up, 2 all but inputs and choices of layers */
 #define MOE_BF16          0 /* storage of activations, messages and weights; 0: fp32 */
 
 #endif

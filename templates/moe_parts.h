@@ -64,6 +64,8 @@ void moe_mlp_wgrad_outer(size_t f, const float *dy, const float *act, size_t n, 
 /* router.c: reads the logits in s->prob and fills prob, choice, weight, dropped, picks. EINVAL: too few experts in
  * route_only. */
 MoeStatus moe_router(const MoeCall *call, const MoeAttSaved *s);
+/* The logits in s->prob become prob once more; what was chosen stays. */
+void moe_router_again(const MoeAttSaved *s);
 /* Tokens first .. first + n of the call: dw [n, K], 0 where dropped; dz [n, E] is written whole, balance loss included.
  */
 void moe_router_back(const MoeCall *call, const MoeAttSaved *s, size_t first, size_t n, const float *dw, float *dz);
@@ -81,7 +83,10 @@ MoeStatus moe_count_list(const MoeCall *call, size_t first, size_t last, size_t 
 void moe_copy_list(const MoeCall *call, size_t rows, size_t pairs, const MoeList *list);
 /* Copies the rows of COMBINE_B or GATHER_B, one for each row of the list. */
 MoeStatus moe_take_grads(const MoeCall *call, const MoeList *list, MoeReal *dx);
+/* Copies the rows of DISPATCH_AGAIN or FORWARD_AGAIN, one for each row of the list. */
+MoeStatus moe_take_again(const MoeCall *call, const MoeList *list, MoeReal *a);
 size_t moe_pack_dispatch(MoeCall *call, void *slot);
+size_t moe_pack_dispatch_again(MoeCall *call, void *slot);
 size_t moe_pack_combine(MoeCall *call, void *slot);
 size_t moe_pack_combine_b(MoeCall *call, void *slot);
 size_t moe_pack_dispatch_b(MoeCall *call, void *slot);
@@ -115,6 +120,7 @@ MoeStatus moe_embed_fwd(MoeCall *call);
 MoeStatus moe_embed_wgrad(MoeCall *call);
 MoeStatus moe_head(MoeCall *call);
 MoeStatus moe_att_fwd(MoeCall *call);
+MoeStatus moe_att_again(MoeCall *call);
 MoeStatus moe_att_dgrad(MoeCall *call);
 MoeStatus moe_att_wgrad(MoeCall *call);
 MoeStatus moe_ffn_fwd(MoeCall *call);

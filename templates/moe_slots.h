@@ -39,6 +39,8 @@ typedef struct MoeSenders {
   uint32_t *token; /* [n, stride] relative to this rank's first */
 } MoeSenders;
 
+/* The pieces from rstd_in to prob are what attention makes of x. With full recomputation they lie in the work slot: of
+   ATT_FWD until they have been sent, of ATT_AGAIN for the gradients. */
 typedef struct MoeAttSaved {
   size_t tokens;
   MoeAttHead *head;
@@ -67,6 +69,17 @@ static inline void moe_senders_carve(MoeCarve *c, size_t n, size_t stride, MoeSe
   s->token = moe_carve(c, n * stride, sizeof *s->token);
 }
 
+static inline void moe_att_made_carve(MoeCarve *c, size_t t, MoeAttSaved *s)
+{
+  s->rstd_in = moe_carve(c, t, sizeof *s->rstd_in);
+  s->qkv = moe_carve(c, t * MOE_QKV_DIM, sizeof *s->qkv);
+  s->o = moe_carve(c, t * MOE_O_DIM, sizeof *s->o);
+  s->lse = moe_carve(c, t * MOE_HEADS, sizeof *s->lse);
+  s->a = moe_carve(c, t * MOE_HIDDEN, sizeof *s->a);
+  s->rstd_post = moe_carve(c, t, sizeof *s->rstd_post);
+  s->prob = moe_carve(c, t * MOE_EXPERTS, sizeof *s->prob);
+}
+
 static inline size_t moe_att_saved_carve(uint8_t *base, const MoeAttHead *shape, MoeAttSaved *s)
 {
   MoeCarve c = {base, 0};
@@ -75,13 +88,9 @@ static inline size_t moe_att_saved_carve(uint8_t *base, const MoeAttHead *shape,
   s->tokens = t;
   s->head = moe_carve(&c, 1, sizeof *s->head);
   s->x = moe_carve(&c, t * MOE_HIDDEN, sizeof *s->x);
-  s->rstd_in = moe_carve(&c, t, sizeof *s->rstd_in);
-  s->qkv = moe_carve(&c, t * MOE_QKV_DIM, sizeof *s->qkv);
-  s->o = moe_carve(&c, t * MOE_O_DIM, sizeof *s->o);
-  s->lse = moe_carve(&c, t * MOE_HEADS, sizeof *s->lse);
-  s->a = moe_carve(&c, t * MOE_HIDDEN, sizeof *s->a);
-  s->rstd_post = moe_carve(&c, t, sizeof *s->rstd_post);
-  s->prob = moe_carve(&c, t * MOE_EXPERTS, sizeof *s->prob);
+  if (MOE_RECOMPUTE < 2) {
+    moe_att_made_carve(&c, t, s);
+  }
   s->weight = moe_carve(&c, t * MOE_TOP_K, sizeof *s->weight);
   s->picks = moe_carve(&c, n_seqs * MOE_EXPERTS, sizeof *s->picks);
   s->choice = moe_carve(&c, t * MOE_TOP_K, sizeof *s->choice);
@@ -89,6 +98,40 @@ static inline size_t moe_att_saved_carve(uint8_t *base, const MoeAttHead *shape,
   moe_senders_carve(&c, shape->n_src, shape->rows, &s->src);
   moe_senders_carve(&c, shape->n_join, shape->rows, &s->join);
   return c.at;
+}
+
+typedef struct MoeAttWork {
+  MoeReal *dx;   /* [T, H] gradient of the layer's input; of the head: of its input; of joins: their rows */
+  MoeReal *da;   /* [T, H] gradient of a, complete */
+  MoeReal *dqkv; /* [T, QKV] */
+  float *dz;     /* [T, E] gradient of the router logits */
+  size_t made;   /* where what attention makes of x lies, with full recomputation */
+} MoeAttWork;
+
+static inline size_t moe_att_work_carve(uint8_t *base, size_t tokens, MoeAttWork *w)
+{
+  MoeCarve c = {base, 0};
+  w->dx = moe_carve(&c, tokens * MOE_HIDDEN, sizeof *w->dx);
+  w->da = moe_carve(&c, tokens * MOE_HIDDEN, sizeof *w->da);
+  w->dqkv = moe_carve(&c, tokens * MOE_QKV_DIM, sizeof *w->dqkv);
+  w->dz = moe_carve(&c, tokens * MOE_EXPERTS, sizeof *w->dz);
+  w->made = c.at;
+  if (MOE_RECOMPUTE == 2) {
+    MoeAttSaved s;
+    moe_att_made_carve(&c, tokens, &s);
+  }
+  return c.at;
+}
+
+/* Finds what attention made of x in the call's work slot, if it lies there; of calls without one it is not known. */
+static inline void moe_att_find_made(const MoeCall *call, MoeAttSaved *s)
+{
+  if (MOE_RECOMPUTE == 2) {
+    MoeAttWork w;
+    moe_att_work_carve(NULL, s->tokens, &w);
+    MoeCarve c = {call->work, w.made};
+    moe_att_made_carve(&c, s->tokens, s);
+  }
 }
 
 /* Lays out the slot of an op that takes in n_src COMBINE messages. */
@@ -102,6 +145,7 @@ static inline void moe_att_begin(const MoeCall *call, int32_t n_src, MoeAttSaved
                            .rows = (uint32_t)((size_t)call->n_seqs * positions)};
   moe_att_saved_carve(call->saved, &head, s);
   *s->head = head;
+  moe_att_find_made(call, s);
 }
 
 /* The slot as its first op laid it out. */
@@ -109,23 +153,7 @@ static inline void moe_att_saved(const MoeCall *call, MoeAttSaved *s)
 {
   const MoeAttHead *head = (const void *)call->saved;
   moe_att_saved_carve(call->saved, head, s);
-}
-
-typedef struct MoeAttWork {
-  MoeReal *dx;   /* [T, H] gradient of the layer's input; of the head: of its input; of joins: their rows */
-  MoeReal *da;   /* [T, H] gradient of a, complete */
-  MoeReal *dqkv; /* [T, QKV] */
-  float *dz;     /* [T, E] gradient of the router logits */
-} MoeAttWork;
-
-static inline size_t moe_att_work_carve(uint8_t *base, size_t tokens, MoeAttWork *w)
-{
-  MoeCarve c = {base, 0};
-  w->dx = moe_carve(&c, tokens * MOE_HIDDEN, sizeof *w->dx);
-  w->da = moe_carve(&c, tokens * MOE_HIDDEN, sizeof *w->da);
-  w->dqkv = moe_carve(&c, tokens * MOE_QKV_DIM, sizeof *w->dqkv);
-  w->dz = moe_carve(&c, tokens * MOE_EXPERTS, sizeof *w->dz);
-  return c.at;
+  moe_att_find_made(call, s);
 }
 
 /* FFN slots. The forwarding list of a relay, where there is one, stands before the rank's own rows and has the room of
@@ -169,6 +197,7 @@ static inline size_t moe_chunk_tokens(const MoeCall *call)
   return (size_t)call->mb_seqs * (size_t)moe_part_size(call->seq, call->n_chunks, call->chunk);
 }
 
+/* With full recomputation the rows lie in the work slot, with any recomputation gate and up. */
 typedef struct MoeFfnSaved {
   MoeList list;
   MoeReal *a;           /* [rows, H] */
@@ -185,28 +214,18 @@ static inline size_t moe_ffn_saved_carve(uint8_t *base, size_t rows, size_t pair
 {
   MoeCarve c = {base, 0};
   moe_list_carve(&c, rows, pairs, &s->list);
-  s->a = moe_carve(&c, rows * MOE_HIDDEN, sizeof *s->a);
-  s->rstd = moe_carve(&c, rows, sizeof *s->rstd);
   s->first = moe_carve(&c, MOE_EXPERTS + 1, sizeof *s->first);
   s->group_pair = moe_carve(&c, pairs, sizeof *s->group_pair);
   s->group_row = moe_carve(&c, pairs, sizeof *s->group_row);
-  s->shared = moe_carve(&c, rows * 2 * MOE_SHARED, sizeof *s->shared);
-  s->gate_up = moe_carve(&c, pairs * 2 * MOE_FFN_HIDDEN, sizeof *s->gate_up);
+  if (MOE_RECOMPUTE < 2) {
+    s->a = moe_carve(&c, rows * MOE_HIDDEN, sizeof *s->a);
+    s->rstd = moe_carve(&c, rows, sizeof *s->rstd);
+  }
+  if (MOE_RECOMPUTE < 1) {
+    s->shared = moe_carve(&c, rows * 2 * MOE_SHARED, sizeof *s->shared);
+    s->gate_up = moe_carve(&c, pairs * 2 * MOE_FFN_HIDDEN, sizeof *s->gate_up);
+  }
   return c.at;
-}
-
-static inline uint8_t *moe_ffn_saved_base(const MoeCall *call)
-{
-  MoeList relay;
-  return call->saved + (call->relayed ? moe_relay_carve(NULL, moe_mb_tokens(call), &relay) : 0);
-}
-
-/* The slot as FFN_FWD laid it out. */
-static inline void moe_ffn_saved(const MoeCall *call, MoeFfnSaved *s)
-{
-  uint8_t *base = moe_ffn_saved_base(call);
-  const MoeListHead *head = (const void *)base;
-  moe_ffn_saved_carve(base, head->rows, head->pairs, s);
 }
 
 /* Work of FFN_FWD (rows: partial sums), of NODE_REDUCE (rows: sums; dw: in the order of the relay's pairs) and of
@@ -217,7 +236,21 @@ typedef struct MoeFfnWork {
   MoeReal *dx;         /* [rows, H] gradient of the layer's output, as it arrived */
   MoeReal *act;        /* [pairs, F] grouped order: the activation */
   MoeReal *shared_act; /* [rows, Fs] that of the shared expert, for rows with their home here, in order */
+  size_t made;         /* where what is not kept lies */
 } MoeFfnWork;
+
+/* What recomputation does not keep. */
+static inline void moe_ffn_made_carve(MoeCarve *c, size_t rows, size_t pairs, MoeFfnSaved *s)
+{
+  if (MOE_RECOMPUTE == 2) {
+    s->a = moe_carve(c, rows * MOE_HIDDEN, sizeof *s->a);
+    s->rstd = moe_carve(c, rows, sizeof *s->rstd);
+  }
+  if (MOE_RECOMPUTE > 0) {
+    s->shared = moe_carve(c, rows * 2 * MOE_SHARED, sizeof *s->shared);
+    s->gate_up = moe_carve(c, pairs * 2 * MOE_FFN_HIDDEN, sizeof *s->gate_up);
+  }
+}
 
 static inline size_t moe_ffn_work_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnWork *w)
 {
@@ -227,7 +260,33 @@ static inline size_t moe_ffn_work_carve(uint8_t *base, size_t rows, size_t pairs
   w->dx = moe_carve(&c, rows * MOE_HIDDEN, sizeof *w->dx);
   w->act = moe_carve(&c, pairs * MOE_FFN_HIDDEN, sizeof *w->act);
   w->shared_act = moe_carve(&c, rows * MOE_SHARED, sizeof *w->shared_act);
+  w->made = c.at;
+  MoeFfnSaved s;
+  moe_ffn_made_carve(&c, rows, pairs, &s);
   return c.at;
+}
+
+static inline uint8_t *moe_ffn_saved_base(const MoeCall *call)
+{
+  MoeList relay;
+  return call->saved + (call->relayed ? moe_relay_carve(NULL, moe_mb_tokens(call), &relay) : 0);
+}
+
+/* Lays both slots of an op out; of calls without a work slot what would lie there is not known. */
+static inline void moe_ffn_begin(const MoeCall *call, size_t rows, size_t pairs, MoeFfnSaved *s)
+{
+  MoeFfnWork w;
+  moe_ffn_saved_carve(moe_ffn_saved_base(call), rows, pairs, s);
+  moe_ffn_work_carve(NULL, rows, pairs, &w);
+  MoeCarve c = {call->work, w.made};
+  moe_ffn_made_carve(&c, rows, pairs, s);
+}
+
+/* The slots as FFN_FWD laid them out. */
+static inline void moe_ffn_saved(const MoeCall *call, MoeFfnSaved *s)
+{
+  const MoeListHead *head = (const void *)moe_ffn_saved_base(call);
+  moe_ffn_begin(call, head->rows, head->pairs, s);
 }
 
 static inline size_t moe_sum_work_carve(uint8_t *base, size_t rows, size_t pairs, MoeFfnWork *w)
@@ -237,6 +296,7 @@ static inline size_t moe_sum_work_carve(uint8_t *base, size_t rows, size_t pairs
   w->dw = moe_carve(&c, pairs, sizeof *w->dw);
   w->dx = NULL;
   w->act = w->shared_act = NULL;
+  w->made = 0;
   return c.at;
 }
 

@@ -47,7 +47,8 @@ static void count_for_peer(const MoeCall *call, const MoeList *list, const uint1
   *pairs_p = pairs;
 }
 
-/* Calls of FORWARD and GATHER_B read the rows of the list out of the arrived messages, one after the other. */
+/* Calls of FORWARD, FORWARD_AGAIN and GATHER_B read the rows of the list out of the arrived messages, one after the
+ * other. */
 typedef struct Arrived {
   const MoeCall *call;
   size_t head_bytes, pair_bytes;
@@ -117,7 +118,8 @@ size_t moe_pack_gather_b(MoeCall *call, void *slot)
   moe_owners(call->n_ffn, owner);
   for (int32_t i = 0; i < call->n_in; i++) {
     const MoeMsgHead *head = (const void *)call->in[i].data;
-    MoeRun run = moe_dst_run(call, &list, call->in[i].peer);
+    int32_t peer = call->in[i].peer;
+    MoeRun run = call->edge == MOE_EDGE_GATHER_B ? moe_dst_run(call, &list, peer) : moe_src_run(&list, peer);
     if (head->rows != run.row_end - run.row) {
       return 0;
     }

@@ -100,12 +100,19 @@ static float sum_of(const float *x, size_t n)
   return sum;
 }
 
+static void sigmoids(float *z)
+{
+  for (size_t e = 0; e < MOE_EXPERTS; e++) {
+    z[e] = 1.0f / (1.0f + moe_exp(-z[e]));
+  }
+}
+
 /* Logits become sigmoids. */
 static void route_sigmoid(const MoeCall *call, float *z, float *weight, uint16_t *choice)
 {
   float score[MOE_EXPERTS];
+  sigmoids(z);
   for (size_t e = 0; e < MOE_EXPERTS; e++) {
-    z[e] = 1.0f / (1.0f + moe_exp(-z[e]));
     score[e] = z[e] + call->w[MOE_AT_RBIAS + e];
   }
   choose(call, score, choice);
@@ -193,6 +200,18 @@ MoeStatus moe_router(const MoeCall *call, const MoeAttSaved *s)
   }
   call->scalars[MOE_SC_DROPPED] += (double)dropped;
   return MOE_OK;
+}
+
+void moe_router_again(const MoeAttSaved *s)
+{
+  for (size_t t = 0; t < s->tokens; t++) {
+    float *z = s->prob + t * MOE_EXPERTS;
+    if (MOE_ROUTER == 3) {
+      sigmoids(z);
+    } else {
+      softmax(z, MOE_EXPERTS);
+    }
+  }
 }
 
 /* dz for the weights' gradient dw of one token, and the slope of the balance loss by each probability. */

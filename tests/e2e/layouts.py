@@ -9,7 +9,7 @@
   layouts.py routing    forced and degenerate routing, odd lengths and sizes
   layouts.py mixed      both sides on every node: one pair of groups or several, alike on all nodes or not, relayed
   layouts.py few        a handful of both, for programs built with a sanitizer (--build "--cflags=... --runtime=...")
-  layouts.py repeat     the same plan twice, and with poisoned memory: the same bits
+  layouts.py repeat     the same plan twice, with poisoned memory, with recomputation: the same bits
 
 Tolerance: per tensor |difference| / |reference| <= 1e-4 in fp32, of the logits, which one way through the layers makes,
 2e-5. Products of a few dozen fp32 terms carry about 1e-6;
@@ -39,17 +39,17 @@ MIN_MARGIN = 1e-6
 MODEL = dict(published="", layers=5, hidden=48, vocab=64, heads=4, kv_heads=2, head_dim=16, experts=8, top_k=2, ffn=32,
              router="softmax_renorm", qk_norm="head", coef=0.02, capacity=0, route_only="", tied="false", dtype="fp32")
 LAYOUT = dict(system="af_pipe", ratio=(1, 1), p_att=1, p_ffn=1, uneven=False, replicas=1, mbs=2, node=1, dedup="rank",
-              place="separate", seq=16, micro_batch=1, tail=0, p=1, v=1, ep=1, chunks=1, turn=0)
+              place="separate", seq=16, micro_batch=1, tail=0, p=1, v=1, ep=1, chunks=1, turn=0, recompute="none")
 
 CHOICES = dict(ratio=[(1, 1), (2, 1), (1, 2), (3, 2), (2, 3), (4, 1)], p_att=[1, 2, 3], p_ffn=[1, 2, 3],
                uneven=[False, True], replicas=[1, 2], mbs=[1, 2, 3, 5, 8], node=[1, 2], place=["separate", "colocated"],
-               tail=[0, 1])
+               tail=[0, 1], recompute=["none", "selective", "full"])
 
 # Of systems whose groups hold both sides: p pipeline ranks, v runs of layers on each, ep ranks in each. `turn`: how many
 # micro-batches more than p a virtual stage takes at a time.
 SYSTEM_CHOICES = dict(system=["megatron", "megatron_overlap", "tutel", "dualpipe", "dualpipev"], p=[1, 2, 3, 4], v=[1, 2],
                       ep=[1, 2, 3], mbs=[1, 2, 3, 5, 6, 8], replicas=[1, 2], node=[1, 2], chunks=[1, 2, 3, 4], turn=[0, 1],
-                      tail=[0, 1])
+                      tail=[0, 1], recompute=["none", "selective", "full"])
 MAX_RANKS = 16
 SYSTEM_LAYERS = 6
 
@@ -70,7 +70,7 @@ def plan_of(c):
         more = f"virtual_stages = {c['v']};" if c["v"] > 1 else ""
         more += f" mb_group = {c['p'] + c['turn']};" if c["turn"] else ""
         more += f" chunks = {c['chunks']};" if c["system"] == "tutel" else ""
-        return f"""plan {{ schedule = {c['system']};  replicas = {c['replicas']};  stages = {c['p']}
+        return f"""plan {{ schedule = {c['system']};  recompute = {c['recompute']};  replicas = {c['replicas']};  stages = {c['p']}
        expert_parallel = {c['ep']};  {more}
        ranks_per_node = {c['node']};  dedup = {dedup_of(c, c['p'] * c['ep'])} }}""", batch_of(c, c["ep"])
     m, n = c["ratio"]
@@ -83,7 +83,7 @@ def plan_of(c):
     counts = lambda v: ", ".join(map(str, v))
     side = f"attention_gpus = {counts(att)}" if c["place"] == "colocated" else \
         f"attention_gpus = {counts(att)};  ffn_gpus = {counts(ffn)}"
-    return f"""plan {{ schedule = {c['system']};  placement = {c['place']};  replicas = {c['replicas']}
+    return f"""plan {{ schedule = {c['system']};  recompute = {c['recompute']};  placement = {c['place']};  replicas = {c['replicas']}
        attention_stages = {c['p_att']};  ffn_stages = {c['p_ffn']}
        {side};  ranks_per_node = {c['node']};  dedup = {dedup_of(c, ranks)} }}""", batch_of(c, max(att))
 
@@ -343,7 +343,8 @@ FEW = [
 
 
 def repeat(runner):
-    """Bits: two runs, one with poisoned memory, one with random delays, one with synchronous sends. And bf16 storage trains
+    """Bits: two runs, one with poisoned memory, one with random delays, one with synchronous sends, and such with
+    recomputation. And bf16 storage trains
     like fp32: after five steps the losses differ by less than a percent (rounding to 8 bits, routing flips included)."""
     last_loss = {}
     layout = dict(ratio=(2, 3), p_att=2, p_ffn=2, mbs=3)
@@ -352,9 +353,12 @@ def repeat(runner):
               dict(system="dualpipe", p=2, ep=2, mbs=4), dict(system="megatron_overlap", p=2, v=2, ep=2, mbs=2, node=2),
               dict(system="tutel", chunks=2, p=2, ep=2, mbs=3, dtype="bf16")):
         c = {**MODEL, **LAYOUT, **c}
-        spec, bundle = runner.build(c)
+        bundles = {r: runner.build(dict(c, recompute=r))[1] for r in ("none", "selective", "full")}
         seen = set()
-        for extra in ({}, {}, {"MOE_POISON": "1"}, {"MOE_TEST_DELAY": "2000,5"}, {"MOE_TEST_SYNC_SEND": "1"}):
+        for recompute, extra in (("none", {}), ("none", {}), ("none", {"MOE_POISON": "1"}), ("none", {"MOE_TEST_DELAY": "2000,5"}),
+                                 ("none", {"MOE_TEST_SYNC_SEND": "1"}), ("selective", {"MOE_POISON": "1"}), ("full", {}),
+                                 ("full", {"MOE_POISON": "1"}), ("full", {"MOE_TEST_DELAY": "2000,5"})):
+            bundle = bundles[recompute]
             runner.train(bundle, c, "--steps", "5", "--dump-weights", bundle + ".w", "--log", bundle + ".log",
                          env={**runner.env, **extra})
             weights = hashlib.sha1(read(bundle + ".w")).hexdigest()
@@ -362,7 +366,7 @@ def repeat(runner):
             seen.add((weights, losses))
             if len(losses) != 5 or len(seen) != 1:
                 runner.failed.append(f"{c} {extra}")
-                print(f"FAIL {extra} changes the result of {c}: {seen}")
+                print(f"FAIL {recompute} recomputation, {extra} changes the result of {c}: {seen}")
                 break
         if losses:
             last_loss[(c["system"], c["ratio"], c["dtype"])] = losses[-1][0]

@@ -27,11 +27,12 @@ model small {{ layers = {layers};  hidden = {hidden};  vocab = {vocab};  norm_ep
 cluster desk {{ nodes = 1;  node = host }}
 shape s {{ seq = {seq};  micro_batch = {micro_batch};  global_batch = {batch} }}
 train {{ dtype = {dtype} }}
-plan {{ {plan};  recompute = none }}
+plan {{ {plan};  recompute = {recompute} }}
 """
 
 # One model for most cases, so that its kernels are compiled once.
-DEFAULTS = dict(layers=6, hidden=64, vocab=256, ffn=128, seq=64, micro_batch=1, batch=16, dtype="fp32")
+DEFAULTS = dict(layers=6, hidden=64, vocab=256, ffn=128, seq=64, micro_batch=1, batch=16, dtype="fp32",
+                recompute="none")
 
 CASES = {
     "pipe": dict(plan="schedule = af_pipe;  replicas = 1;  stages = 2;  attention_gpus = 1;  ffn_gpus = 2"),
@@ -47,6 +48,15 @@ CASES = {
                    batch=32),
     "both_ways": dict(plan="schedule = dualpipe;  replicas = 1;  stages = 4;  expert_parallel = 1", batch=24),
     "folded": dict(plan="schedule = dualpipev;  replicas = 1;  stages = 2;  expert_parallel = 3", batch=36),
+    "selective": dict(plan="schedule = af_pipe;  replicas = 1;  stages = 2;  attention_gpus = 1;  ffn_gpus = 2",
+                      recompute="selective"),
+    "full": dict(plan="schedule = af_pipe;  replicas = 1;  attention_gpus = 2, 1;  ffn_gpus = 1, 2, 3", recompute="full"),
+    "full_relays": dict(plan="schedule = af_pipe;  replicas = 1;  stages = 1;  attention_gpus = 2;  ffn_gpus = 4;  "
+                             "ranks_per_node = 2;  dedup = node", micro_batch=2, recompute="full"),
+    "full_interleaved": dict(plan="schedule = megatron;  replicas = 1;  stages = 2;  expert_parallel = 2;  "
+                                  "virtual_stages = 2", batch=32, recompute="full"),
+    "full_both_ways": dict(plan="schedule = dualpipe;  replicas = 1;  stages = 4;  expert_parallel = 1", batch=24,
+                           recompute="full"),
 }
 
 BF16 = dict(plan="schedule = af_pipe;  replicas = 1;  stages = 1;  attention_gpus = 1;  ffn_gpus = 2", dtype="bf16")

@@ -21,6 +21,7 @@
 #define MOE_CAPACITY     0.75
 #define MOE_BALANCE_COEF 0.05
 #define MOE_TIED         1
+#define MOE_RECOMPUTE    0
 #define MOE_BF16         0
 
 /* not of the model */

@@ -20,6 +20,7 @@
 #define MOE_CAPACITY     0.5
 #define MOE_BALANCE_COEF 0.01
 #define MOE_TIED         0
+#define MOE_RECOMPUTE    0
 #define MOE_BF16         0
 
 #endif

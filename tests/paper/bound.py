@@ -6,7 +6,7 @@ is hidden. A split is: replicas, groups per side, GPUs per group, recomputation.
 Memory here is what no layout can do without: weights, gradients, an even part of the optimizer's state over all GPUs,
 and what the backward pass needs of the micro-batches in flight; not buffers, not workspace. So the bound is from below.
 Beside it the same with links: no group's NICs can move less than its rows, one per token and node of the receiving
-group, each GPU with one NIC and no node of both sides."""
+group, and once more where full recomputation dispatches again; each GPU with one NIC and no node of both sides."""
 from collections import namedtuple
 
 Split = namedtuple("Split", "replicas p_att att p_ffn ffn recompute")
@@ -28,8 +28,10 @@ def node_rows(costs, ranks, first=0):
 
 
 def links_of(costs, split, layers, n_mbs, att):
-    """Seconds that the NICs of one group move rows, in each direction: two forward or two backward classes a layer."""
-    moved = n_mbs * layers * 2 * node_rows(costs, split.ffn) * costs.seq * 2 * costs.h
+    """Seconds that the NICs of one group move rows, in the busier direction: two classes of messages a layer, and with
+    full recomputation the dispatch again."""
+    classes = 3 if split.recompute == "full" else 2
+    moved = n_mbs * layers * classes * node_rows(costs, split.ffn) * costs.seq * 2 * costs.h
     return moved / costs.nic * (1 if att else split.att / split.ffn * costs.imbalance)
 
 
@@ -86,11 +88,11 @@ def bound_of(costs, split):
         held["A", layer] = chain - starts["A", layer]
     # groups of a side share what all of them hold, so that any deal of the layers is covered
     room = costs.memory * split.p_att - costs.state(costs.layers, 0, 0, 2, split.p_att)
-    saved = costs.saved_att(full)
-    cap_att = room / (costs.layers * saved)
-    flight = max(chain, n_mbs * sum(held["A", l] for l in range(costs.layers)) * saved / max(room, 1))
+    saved = [costs.saved_att(layer, split.recompute) for layer in range(costs.layers)]
+    cap_att = room / sum(saved)
+    flight = max(chain, n_mbs * sum(held["A", l] * n for l, n in enumerate(saved)) / max(room, 1))
     room = costs.memory * split.p_ffn - costs.state(0, moe, -(-costs.experts // split.ffn), 0, split.p_ffn)
-    saved = costs.saved_ffn(split.att, split.ffn, none)
+    saved = costs.saved_ffn(split.att, split.ffn, split.recompute)
     cap_ffn = room / (moe * saved)
     flight = max(flight, parts * sum(held["F", l] for l in range(costs.dense, costs.layers)) * saved / max(room, 1))
     if min(cap_att, cap_ffn) < 1:

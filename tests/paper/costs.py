@@ -107,7 +107,7 @@ class Costs:
 
     def attention(self, layer):
         """Forward, input gradient, weight gradient of a layer, one sequence on a rank, nothing recomputed; and what
-        full recomputation adds."""
+        full recomputation adds: the forward in an op of its own, or as part of a dense layer's input gradient."""
         dense, windowed = layer < self.dense, self.window and layer % 2 == 0
         key = dense, windowed
         if key not in self._att:
@@ -119,7 +119,7 @@ class Costs:
             forward = self.seconds(2 * t * weights, core=core, moved=2 * weights + acts)
             again = self.seconds(4 * t * weights, core=core, core_back=2.5 * core, moved=4 * weights + 3 * acts)
             back = self.seconds(2 * t * weights, core_back=2.5 * core, moved=2 * weights + 2 * acts)
-            self._att[key] = (forward, back, self.seconds(2 * t * weights, moved=8 * weights + acts), again - back)
+            self._att[key] = (forward, back, self.seconds(2 * t * weights, moved=8 * weights + acts), again - back if dense else forward)
         return self._att[key]
 
     def head(self):
@@ -153,10 +153,11 @@ class Costs:
             weights = hits * self.expert_params + self.shared_params
             acts = 2 * (3 * rows * self.h + pairs * (2 * self.h + 3 * self.f) + home * 3 * self.shared)
             gemm, grouped, each = 6 * home * self.h * self.shared, 6 * pairs * self.h * self.f, pairs / hits
-            self._ffn[key] = (self.seconds(gemm, grouped, each, moved=acts + 2 * weights),
-                              self.seconds(gemm, grouped, each, moved=2 * acts + 2 * weights),
-                              self.seconds(gemm, grouped, each, moved=acts + 8 * weights),
-                              self.seconds(gemm * 2 / 3, grouped * 2 / 3, each) - self.gpu["launch"])
+            dgrad, wgrad = (grouped / self.eff.get("grouped_gemm_" + kind, 1) for kind in ("dgrad", "wgrad"))
+            back = self.seconds(gemm, dgrad, each, moved=2 * acts + 2 * weights)
+            again = self.seconds(gemm * 5 / 3, dgrad + grouped * 2 / 3, each, moved=2 * acts + 2 * weights)
+            self._ffn[key] = (self.seconds(gemm, grouped, each, moved=acts + 2 * weights), back,
+                              self.seconds(gemm, wgrad, each, moved=acts + 8 * weights), again - back)
         return self._ffn[key]
 
     # ---- memory: what no layout can do without ----
@@ -174,12 +175,19 @@ class Costs:
         return (self.layers * self.projections + moe * experts + self.dense * 3 * self.h * self.dense_hidden +
                 2 * self.h * self.vocab)
 
-    def saved_att(self, full):
-        """Bytes of one layer and sequence that its backward pass needs: x, a and, if kept, q, k, v and out."""
-        n = 2 * 2 * self.h + 4 * self.experts
-        n += 0 if full else 2 * (2 * self.nq + 2 * self.nkv) * self.d + 4 * self.nq
+    def saved_att(self, layer, recompute):
+        """Bytes of one layer and sequence that its backward pass needs: x, expert and weight of every choice; unless
+        all else is made again, a, q, k, v and out, the router's probabilities or a dense layer's gate and up."""
+        dense = layer < self.dense
+        n = 2 * self.h + (0 if dense else 6 * self.k)
+        if recompute != "full":
+            n += 2 * self.h + 2 * (2 * self.nq + 2 * self.nkv) * self.d + 4 * self.nq
+            n += 4 * self.dense_hidden if dense else 4 * self.experts
         return n * self.seq
 
-    def saved_ffn(self, seqs, ranks, keep):
+    def saved_ffn(self, seqs, ranks, recompute):
+        """The same of a layer's experts: tokens, experts and weights of what came; the rows, unless they come again;
+        gate and up, if nothing is made again."""
         _, rows, pairs, home = self.fullest(seqs, ranks)
-        return 2 * rows * self.h + (4 * pairs * self.f + 4 * home * self.shared if keep else 0)
+        n = 4 * rows + 6 * pairs + (0 if recompute == "full" else 2 * rows * self.h)
+        return n + (4 * pairs * self.f + 4 * home * self.shared if recompute == "none" else 0)

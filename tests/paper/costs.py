@@ -119,7 +119,8 @@ class Costs:
             forward = self.seconds(2 * t * weights, core=core, moved=2 * weights + acts)
             again = self.seconds(4 * t * weights, core=core, core_back=2.5 * core, moved=4 * weights + 3 * acts)
             back = self.seconds(2 * t * weights, core_back=2.5 * core, moved=2 * weights + 2 * acts)
-            self._att[key] = (forward, back, self.seconds(2 * t * weights, moved=8 * weights + acts), again - back if dense else forward)
+            wgrad = self.seconds(2 * t * weights, moved=8 * weights + acts)
+            self._att[key] = (forward, back, wgrad, again - back if dense else forward)
         return self._att[key]
 
     def head(self):

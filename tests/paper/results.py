@@ -7,6 +7,7 @@
 """
 import argparse
 import os
+import subprocess
 import sys
 
 import ablations
@@ -16,13 +17,32 @@ from runs import ROOT, Runs
 PARTS = ("profile", "published", "fitted", "node", "ablations")
 HEAD = """# The paper's results, examined
 
-Written by `tests/paper/results.py --moec build/moec --work DIR`; nothing here is typed in. The paper: DisagMoE, arXiv
-2605.11005; its figures in brackets or in columns called so. All systems share one cost model, one network and one
-simulator; of the twelve points (three models, sequences of 4Ki to 32Ki, 128 H800, the batch of
+Written by `tests/paper/results.py --moec build/moec --work DIR`
+at {commit}; nothing here is typed in. The paper:
+DisagMoE, arXiv 2605.11005; its figures in brackets or in columns called so. All systems share one cost model, one network
+and one simulator; of the twelve points (three models, sequences of 4Ki to 32Ki, 128 H800, the batch of
 [lib/setting.moespec](lib/setting.moespec)) each system takes the settings that are fastest among those that fit its
-memory. The colocated systems divide experts over 16 GPUs and move flat copies, as in the paper; af_pipe and afd choose,
-which is once per node. Results for published and for fitted constants stand apart.
+memory. `selective recompute` makes the experts' inner activations again; `full recompute` keeps of a layer only its input
+and its router's choices, runs attention again and dispatches the rows once more. The colocated systems divide experts over
+16 GPUs and move flat copies, as in the paper; af_pipe and afd choose how a token travels. Results for published and for
+fitted constants stand apart.
 """
+
+
+def commit():
+    """The commit of this tree in words; the page itself does not count as a change."""
+    def git(*arguments):
+        done = subprocess.run(("git",) + arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    try:
+        name = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!specs/paper/RESULTS.md")
+    except FileNotFoundError:
+        name = None
+    if not name:
+        return "an unknown commit"
+    return f"commit {name}" + (" with local changes" if changed else "")
 
 
 def main():
@@ -38,7 +58,7 @@ def main():
     runs = Runs(args.moec, args.work)
     models = tuple(args.models.split(",")) if args.models else tables.MODELS
     shapes = tuple(args.shapes.split(",")) if args.shapes else tables.SHAPES
-    page, failures = [HEAD], []
+    page, failures = [HEAD.format(commit=commit())], []
     if "profile" in parts:
         page += tables.profile_part(args.moec)
     for constants in ("published", "fitted"):

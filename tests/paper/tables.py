@@ -130,6 +130,22 @@ def exposed_line(points, what):
     return [f"Exposed communication of DeepSeek-MoE at 8Ki, {what}: " + ", ".join(parts) + ".", ""]
 
 
+def travel_line(points):
+    """How tokens travel where the system chose."""
+    parts = []
+    for system in ("af_pipe", "afd"):
+        where = {}
+        for p, row in points.items():
+            if row[system]["ran"]:
+                where.setdefault(row[system]["dedup"], []).append(label(*p))
+        most = sorted(where, key=lambda dedup: -len(where[dedup]))
+        names = {"node": "once per node", "rank": "once per rank", "flat": "once per expert"}
+        if most:
+            rest = "".join(f", {names[d]} for {', '.join(where[d])}" for d in most[1:])
+            parts.append(f"of {system} {names[most[0]]}" + (" everywhere" if not rest else rest))
+    return ["Tokens travel: " + "; ".join(parts) + ".", ""] if parts else []
+
+
 def memory_table(points, limits):
     rows = []
     for (model, shape), row in points.items():
@@ -192,8 +208,7 @@ def bound_table(points, limits):
                     "waiting for messages": waited}
             parts = ", ".join(f"{k} {lost[k]:+.2g}" for k in sorted(lost, key=lost.get, reverse=True))
             notes.append(f"- {label(model, shape)}: {100 * reached:.0f} % of the bound, {100 * of_links:.0f} % of that with "
-                         f"links; seconds above it: {parts}. af_pipe: {r['settings']}, room for {r['in_flight']} in "
-                         f"flight, {gib(r):.0f} GiB.")
+                         f"links; seconds above it: {parts}. af_pipe: {r['settings']}, {gib(r):.0f} GiB.")
     head = ("seconds", "even spread", "uneven split", "fill", "flight", "optimizer", "bound", "its split", "bound with links",
             "its split", "af_pipe", "uneven split", "fill, drain, order", "messages", "of it tail", "reached", "of that with links")
     return table(head, rows) + notes + [""]
@@ -203,8 +218,10 @@ BOUND_TEXT = """The feasible bound of af_pipe (tests/paper/bound.py, arithmetic 
 replicas, up to 12 groups a side and all recomputation, the step in which every message is hidden. `even spread`: all
 compute over all GPUs. `uneven split`: what the busiest group has above it: integer split of GPUs, layers and experts,
 head and embedding, recomputation, imbalance. `fill`: until that group has work. `flight`: memory holds
-too few layers of micro-batches between forward and gradient, in which time their messages travel. `bound with links` adds that rows, one per token and node, must pass the NICs of the group's own GPUs. Then the
-simulated step's own terms: they add up to it; `tail` is what follows the last micro-batch (gradients, optimizer)."""
+too few layers of micro-batches between forward and gradient, in which time their messages travel. `bound with links` adds
+that rows, one per token and node and each way, must pass the NICs of the group's own GPUs, those of full recomputation once
+more. Then the simulated step's own terms: they add up to it; `tail` is what follows the last micro-batch (gradients,
+optimizer)."""
 
 
 def misses(points, limits, what):
@@ -238,9 +255,9 @@ def points_part(runs, constants, models, shapes):
         out += code(f"for X in deepseek_moe gpt_oss_120b qwen3_235b; do moec compare {spec}{extra}; done")
         out += steps_table(points) + speedup_table(points, limits)
         out += ["Of each band how many points are in it; below it in brackets what an af_pipe at its bound would reach: where",
-                "that is below the band as well, the system has too little communication to lose.", ""]
+                "that is below the band as well, no split and no order of af_pipe gets there.", ""]
         out += misses(points, limits, what) + exposed_table(points) + exposed_line(points, what) + memory_table(points, limits)
-        out += ["Settings:", ""] + settings_list(points)
+        out += travel_line(points) + ["Settings:", ""] + settings_list(points)
         out += BOUND_TEXT.split("\n") + [""] if not lifted and constants == "published" else []
         out += bound_table(points, limits)
     return out
@@ -251,8 +268,8 @@ def points_part(runs, constants, models, shapes):
 
 def node_part(runs, models, shapes):
     out = ["## 4. Every system once per node", "",
-           "As above, but the colocated systems send a token once per node and relay it there, as af_pipe does. Tutel in more than one",
-           "chunk cannot (relays do not know chunks). `auto` takes the fastest.", ""]
+           "As above, but the colocated systems send a token once per node and relay it there. Tutel in more than one chunk",
+           "cannot (relays do not know chunks). `auto` takes the fastest.", ""]
     out += code("moec compare specs/paper/X.moespec --sweep colocated_dedup=node")
     for constants in ("published", "fitted"):
         rows, lost = [], []
@@ -267,8 +284,9 @@ def node_part(runs, models, shapes):
                     margin = f"{100 * (ran[1][0] / ran[0][0] - 1):.1f} %" if len(ran) > 1 else "alone"
                     cells.append(f"{ran[0][1]}, {margin}")
                     if ran[0][1] not in ("af_pipe", "afd"):
-                        mine = min(row[s]["step_ns"] for s in ("af_pipe", "afd") if row[s]["ran"])
-                        lost.append(f"{label(model, shape)} to {ran[0][1]} by {100 * (mine / ran[0][0] - 1):.0f} %")
+                        mine = [row[s]["step_ns"] for s in ("af_pipe", "afd") if row[s]["ran"]]
+                        by = f"by {100 * (min(mine) / ran[0][0] - 1):.0f} %" if mine else "as it does not fit"
+                        lost.append(f"{label(model, shape)} to {ran[0][1]} {by}")
                 rows.append(cells)
         out += [f"{constants} constants, 80 GB, step in s:", ""] + table(("",) + SYSTEMS + ("auto takes, ahead by",), rows)
         out += ["Disaggregation loses " + ("nowhere." if not lost else "; ".join(lost) + "."), ""]

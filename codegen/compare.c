@@ -10,7 +10,7 @@ const char *const compare_rules[] = {
     "each takes the settings that are fastest in simulation among those that fit its memory; pins of the spec hold for "
     "all that know them",
     "one cost model, one network and one simulator; no constant is a system's own",
-    "dispatch addresses tokens as the spec's dedup says, for every system alike",
+    "dispatch addresses tokens as the spec's dedup says, of colocated systems as its colocated_dedup, if set",
     "every schedule passed the checker before it was timed",
     NULL};
 

@@ -249,7 +249,7 @@ def points_part(runs, constants, models, shapes):
                 points[model, shape] = runs.point(model, constants, shape, lifted)
                 limits[model, shape] = limit_of(model, constants, shape, {"MEM": LIFTED} if lifted else None)
         what = f"memory lifted to {LIFTED} GB" if lifted else "80 GB"
-        title = f"Memory lifted to {LIFTED} GB per GPU, so that all can be compared" if lifted else "In 80 GB per GPU"
+        title = f"Memory lifted to {LIFTED} GB per GPU" if lifted else "In 80 GB per GPU"
         out += [f"### {number}.{1 + lifted} {title}", ""]
         extra = f" -D MEM={LIFTED}" if lifted else ""
         out += code(f"for X in deepseek_moe gpt_oss_120b qwen3_235b; do moec compare {spec}{extra}; done")

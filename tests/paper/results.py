@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Makes specs/paper/RESULTS.md: the paper's comparisons over the paper's specs, each table with the command behind it.
 
-  results.py --moec build/moec --work DIR     runs what DIR does not hold yet for this compiler and these specs (an hour on
-                                              two cores), and writes the page
+  results.py --moec build/moec --work DIR     runs what DIR does not hold yet for this compiler and these specs, and writes
+                                              the page: three quarters of an hour of one core, of which the twelve
+                                              points take 20 minutes, once per node 4, the ablations 21
   results.py ... --parts profile,published    some parts only, on the screen
 """
 import argparse

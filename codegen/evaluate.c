@@ -255,7 +255,6 @@ void evaluate_for_cpu(Spec *spec)
 {
   PlanSpec *pins = &spec->plan;
   pins->no_fused = true;
-  pins->recompute = pins->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : pins->recompute;
   pins->optimizer_shard = pins->optimizer_shard == OPT_SHARD_AUTO ? OPT_SHARD_HOLDERS : pins->optimizer_shard;
 }
 

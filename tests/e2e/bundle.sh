@@ -49,6 +49,24 @@ touch -d '2001-01-01' four/train
 [ four/train -nt four/notes ] || [ "$(stat -c %Y four/train)" -gt 1000000000 ] || fail "a rebuild kept the old program"
 ok
 
+# a plan that fits with recomputation alone is built as it was planned
+cat >lean.moespec <<'EOF'
+model m { layers = 4;  hidden = 64;  vocab = 256;  norm_eps = 1e-6
+  attention { heads = 4;  kv_heads = 2;  head_dim = 16;  rope { theta = 1e4 } }
+  moe { experts = 8;  top_k = 2;  hidden = 128;  router = softmax_renorm } }
+gpu g { flops = 50 GFLOPS;  memory = 24 MiB;  hbm = 10 GB/s }
+node n { gpu = g;  gpus = 4;  nics = 4;  nvlink = 4 GB/s;  nic = 4 GB/s }
+cluster c { nodes = 1;  node = n }
+shape s { seq = 512;  micro_batch = 2;  global_batch = 13 }
+train { dtype = fp32;  optimizer adamw { lr = 1e-3 } }
+plan { schedule = megatron;  replicas = 1;  stages = 4;  expert_parallel = 1 }
+EOF
+"$moec" plan lean.moespec 2>/dev/null >planned || fail "a plan with recomputation was not found"
+grep -q 'selective recomputation' planned || fail "the planner keeps everything: $(cat planned)"
+"$moec" build lean.moespec -o lean --sources-only -q 2>err || fail "a planned recomputation was not built: $(cat err)"
+grep -q '^#define MOE_RECOMPUTE *1 ' lean/moe_config.h || fail "the program recomputes otherwise than was planned"
+ok
+
 # failures leave what was there
 before=$(cd four && find . -type f -exec sha1sum {} + | sort)
 if MOEC_CACHE=$work/empty "$moec" build "$spec" -o four --cc false -q 2>err; then fail "a failing compiler went unnoticed"; fi

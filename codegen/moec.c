@@ -11,10 +11,9 @@
 #define MOEC_CFLAGS NULL
 #endif
 
-/* What the verb reads, a spec, or the config.json of a folder, is not what it writes. */
-static bool spares_input(Compile *c, const char *path)
+/* A spec or a trace, or the config.json of a folder, that the verb reads is not what it writes. */
+static bool spares(Compile *c, const char *input, const char *path)
 {
-  const char *input = c->options->file;
   struct stat of_input, of_path;
   if (!input || stat(path, &of_path) != 0 || stat(input, &of_input) != 0) {
     return true;
@@ -30,6 +29,17 @@ static bool spares_input(Compile *c, const char *path)
   return true;
 }
 
+static bool spares_inputs(Compile *c, const char *path)
+{
+  bool ok = spares(c, c->options->file, path);
+  for (int i = 0; ok && i < c->options->runs.n; i++) {
+    const char *run = c->options->runs.items[i], *comma = strrchr(run, ',');
+    ok = !comma ||
+         (spares(c, arena_printf(c->arena, "%.*s", (int)(comma - run), run), path) && spares(c, comma + 1, path));
+  }
+  return ok;
+}
+
 /* Files are written at the end, after what may take minutes; that they can be is found out first. */
 static bool can_write(Compile *c)
 {
@@ -37,7 +47,7 @@ static bool can_write(Compile *c)
   const char *const files[] = {o->html, o->trace, o->svg, c->verb->run == verb_build ? NULL : o->out};
   bool ok = true;
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-    ok = (!files[i] || (spares_input(c, files[i]) && output_check(c->arena, c->diag, files[i]))) && ok;
+    ok = (!files[i] || (spares_inputs(c, files[i]) && output_check(c->arena, c->diag, files[i]))) && ok;
   }
   return ok;
 }

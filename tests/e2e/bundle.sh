@@ -100,6 +100,14 @@ wait $!
 grep -q '</svg>' drawn || fail "--svg did not write to a pipe"
 ok
 
+# what calibrate reads stays
+echo '[]' >run.json
+for out in lean.moespec run.json; do
+  if "$moec" calibrate --run lean.moespec,run.json -o $out 2>err; then fail "calibrate wrote over $out"; fi
+  grep -q 'it is what .moec calibrate. reads' err || fail "calibrate over $out: $(cat err)"
+done
+ok
+
 # wrong usage
 for words in "" "bogus" "check" "check a b" "build $spec --target gpu" "plan $spec --nonsense"; do
   code=0

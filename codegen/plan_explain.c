@@ -11,6 +11,14 @@
 
 /* ---- one side ---- */
 
+/* Of a layer and micro-batch, and the side that does it. */
+static const struct {
+  MoeOpKind kind;
+  int role;
+} ops[] = {{MOE_OP_ATT_FWD, PLAN_A}, {MOE_OP_ATT_AGAIN, PLAN_A}, {MOE_OP_ATT_DGRAD, PLAN_A}, {MOE_OP_ATT_WGRAD, PLAN_A},
+           {MOE_OP_FFN_FWD, PLAN_F}, {MOE_OP_FFN_DGRAD, PLAN_F}, {MOE_OP_FFN_WGRAD, PLAN_F}};
+enum { N_OPS = sizeof ops / sizeof *ops };
+
 typedef struct Traffic {
   double out_nvlink, out_nic, in_nvlink, in_nic; /* ns on the busiest rank's ports */
   double bytes, nic_bytes;                       /* of all ranks, both directions */
@@ -43,12 +51,6 @@ static double op_flops(const Spec *spec, const Plan *plan, MoeOpKind kind, int l
 SideView plan_side(const Spec *spec, const Plan *plan, int role)
 {
   static const struct {
-    MoeOpKind kind;
-    int role;
-  } ops[] = {{MOE_OP_ATT_FWD, PLAN_A},   {MOE_OP_ATT_AGAIN, PLAN_A}, {MOE_OP_ATT_DGRAD, PLAN_A},
-             {MOE_OP_ATT_WGRAD, PLAN_A}, {MOE_OP_FFN_FWD, PLAN_F},   {MOE_OP_FFN_DGRAD, PLAN_F},
-             {MOE_OP_FFN_WGRAD, PLAN_F}};
-  static const struct {
     MoeEdge edge;
     int from; /* role of the sender */
   } edges[] = {{MOE_EDGE_DISPATCH, PLAN_A},
@@ -63,7 +65,7 @@ SideView plan_side(const Spec *spec, const Plan *plan, int role)
   SideView v = {.role = role, .peak = spec->cluster.gpu.flops};
   /* layers with and without a window take turns: the mean of two */
   int kinds = spec->model.attention.window_layers != LAYERS_ALL && l + 1 < spec->model.layers ? 2 : 1;
-  for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+  for (int i = 0; i < N_OPS; i++) {
     for (int k = 0; k < kinds; k++) {
       v.flops += ops[i].role & role ? op_flops(spec, plan, ops[i].kind, l + k) / kinds : 0;
       v.compute_ns += ops[i].role & role ? op_ns(spec, plan, ops[i].kind, l + k) / kinds : 0;
@@ -117,17 +119,14 @@ static void print_side(const Spec *spec, const SideView *v, FILE *out)
 /* Layers of attention, the head, and layers of experts of a group in all directions. */
 static Pace pace_of(const Spec *spec, const Plan *plan, int group)
 {
-  static const MoeOpKind att[] = {MOE_OP_ATT_FWD, MOE_OP_ATT_DGRAD, MOE_OP_ATT_WGRAD};
-  static const MoeOpKind ffn[] = {MOE_OP_FFN_FWD, MOE_OP_FFN_DGRAD, MOE_OP_FFN_WGRAD};
   int layers = spec->model.layers, exchanges = 0;
   Pace p = {.group = group};
   for (int w = 0; w < plan->ways; w++) {
     for (int l = 0; l < layers; l++) {
       bool mine = plan_att(spec, plan, w, l) == group, dense = spec_layer_is_dense(spec, l);
       bool experts = !dense && plan_ffn(spec, plan, w, l) == group;
-      for (int i = 0; i < 3; i++) {
-        p.compute_ns += mine ? op_ns(spec, plan, att[i], l) : 0;
-        p.compute_ns += experts ? op_ns(spec, plan, ffn[i], l) : 0;
+      for (int i = 0; i < N_OPS; i++) {
+        p.compute_ns += (ops[i].role == PLAN_A ? mine : experts) ? op_ns(spec, plan, ops[i].kind, l) : 0;
       }
       exchanges += !dense && (mine || experts);
     }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "codegen/cost.h"
 #include "codegen/plan_explain.h"
 #include "tests/plan/specs.h"
 
@@ -85,6 +86,26 @@ static void table_and_reasons_agree_on_what_binds(void **state)
   assert_true(seen[0][0] && seen[1][0] && seen[0][1] + seen[1][1]);
 }
 
+/* A group that has all layers of its side takes as long as all of them, whatever runs again. */
+static void pace_counts_what_runs_again(void **state)
+{
+  (void)state;
+  for (Recompute r = RECOMPUTE_NONE; r <= RECOMPUTE_FULL; r++) {
+    ShapeSpec shape;
+    Spec spec = small_spec(&shape);
+    spec.plan.attention_stages = spec.plan.ffn_stages = 1;
+    spec.plan.recompute = r;
+    Run run = run_plan(&spec, SYSTEM_AF_PIPE, 1);
+    assert_int_equal(run.n, 1);
+    const Plan *plan = &run.plans[0];
+    double head = (double)cost_op_ns(&spec, plan, MOE_OP_HEAD, spec.model.layers), layers = spec.model.layers;
+    double att = plan_side(&spec, plan, PLAN_A).compute_ns, ffn = plan_side(&spec, plan, PLAN_F).compute_ns;
+    assert_true(fabs(plan_pace(&spec, plan, PLAN_A).compute_ns / (layers * att + head) - 1) < 1e-12);
+    assert_true(fabs(plan_pace(&spec, plan, PLAN_F).compute_ns / (layers * ffn) - 1) < 1e-12);
+    end_run(&run);
+  }
+}
+
 /* Text of a colocated plan that keeps to a dedup. */
 static char *explained(Spec *spec, Dedup dedup)
 {
@@ -142,6 +163,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(explanations_name_what_binds),
       cmocka_unit_test(table_and_reasons_agree_on_what_binds),
+      cmocka_unit_test(pace_counts_what_runs_again),
       cmocka_unit_test(rows_that_leave_are_compared_with_rows_that_leave),
       cmocka_unit_test(given_times_have_no_roofline),
   };

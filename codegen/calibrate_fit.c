@@ -8,7 +8,10 @@
 #include "codegen/calibrate.h"
 #include "codegen/median.h"
 
-enum { ROUNDS = 60, SWEEPS = 4000, N_CLASSES = 6 };
+enum { ROUNDS = 60, SWEEPS = 4000 };
+
+/* Of FLOPs, each with rates of its own. */
+enum { GEMM, GROUPED, ATTENTION, ATTENTION_BACK, GROUPED_DGRAD, GROUPED_WGRAD, N_CLASSES };
 
 static const double outlier = 0.25; /* relative error from which on an op's weight falls */
 
@@ -257,23 +260,23 @@ static void fit_compute(Arena *arena, const Calibration *cal, GpuSpec *gpu, CalF
   for (int k = 0; k < f.memory; k++) {
     gpu->flops = fmax(gpu->flops, 1e9 / best[k]);
   }
-  set_class(&f.classes[0], best, &gpu->eff_gemm, &gpu->eff_gemm_rows, gpu->flops);
-  set_class(&f.classes[1], best, &gpu->eff_grouped, &gpu->eff_grouped_rows, gpu->flops);
-  set_class(&f.classes[2], best, &gpu->eff_attention, &gpu->eff_attention_seq, gpu->flops);
-  gpu->eff_grouped_dgrad = relative_rate(&f.classes[1], &f.classes[4], best, gpu->eff_grouped_dgrad);
-  gpu->eff_grouped_wgrad = relative_rate(&f.classes[1], &f.classes[5], best, gpu->eff_grouped_wgrad);
+  set_class(&f.classes[GEMM], best, &gpu->eff_gemm, &gpu->eff_gemm_rows, gpu->flops);
+  set_class(&f.classes[GROUPED], best, &gpu->eff_grouped, &gpu->eff_grouped_rows, gpu->flops);
+  set_class(&f.classes[ATTENTION], best, &gpu->eff_attention, &gpu->eff_attention_seq, gpu->flops);
+  gpu->eff_grouped_dgrad = relative_rate(&f.classes[GROUPED], &f.classes[GROUPED_DGRAD], best, gpu->eff_grouped_dgrad);
+  gpu->eff_grouped_wgrad = relative_rate(&f.classes[GROUPED], &f.classes[GROUPED_WGRAD], best, gpu->eff_grouped_wgrad);
   double back = gpu->eff_attention;
-  set_class(&f.classes[3], best, &back, &gpu->eff_attention_back_seq, gpu->flops);
-  if (f.classes[3].n == 1) { /* there is no constant for it alone */
-    gpu->eff_attention_back_seq = (Curve){.n = 1, .x = {round(f.classes[3].sizes[0])}, .y = {back}};
+  set_class(&f.classes[ATTENTION_BACK], best, &back, &gpu->eff_attention_back_seq, gpu->flops);
+  if (f.classes[ATTENTION_BACK].n == 1) { /* there is no constant for it alone */
+    gpu->eff_attention_back_seq = (Curve){.n = 1, .x = {round(f.classes[ATTENTION_BACK].sizes[0])}, .y = {back}};
   }
   gpu->hbm = fmax(gpu->hbm, 1e9 / best[f.memory]);
   gpu->eff_memory = 1e9 / best[f.memory] / gpu->hbm;
   gpu->launch_ns = best[f.launch];
-  *out = (CalFit){.gemm = f.classes[0].n > 0,
-                  .grouped = f.classes[1].n > 0,
-                  .attention = f.classes[2].n > 0,
-                  .attention_back = f.classes[3].n > 0,
+  *out = (CalFit){.gemm = f.classes[GEMM].n > 0,
+                  .grouped = f.classes[GROUPED].n > 0,
+                  .attention = f.classes[ATTENTION].n > 0,
+                  .attention_back = f.classes[ATTENTION_BACK].n > 0,
                   .memory = true,
                   .launch = true};
 }

@@ -140,16 +140,16 @@ static bool fits_memory(const SchedNet *net, const Schedule *sched)
 
 /* With few slots for work and messages, forwards that wait for a link stand in the way of gradients. Where a group's
    memory has room for more of them than every plan counts on, the order may take them. */
-static void with_more_slots(Arena *arena, SchedSearch *search, Schedule *sched)
+static void with_more_slots(Arena *arena, const SchedSearch *search, Schedule *sched)
 {
   static const int slots[] = {32 * PLAN_WORK_SLOTS, 4 * PLAN_WORK_SLOTS, 3 * PLAN_WORK_SLOTS / 2};
-  for (int i = 0; i < (sched_search_is_small(search) ? 3 : 1); i++) {
+  int n = !fits_memory(search->net, sched) ? 0 : sched_search_is_small(search) ? 3 : 1;
+  for (int i = 0; i < n; i++) {
     SchedSearch more = *search;
     Schedule other;
-    if (fits_memory(search->net, sched) && sched_search_more(&more, slots[i])) {
+    if (sched_search_more(&more, slots[i])) {
       make_tables(arena, search->net, &more.times, &other);
       if (other.step_ns < sched->step_ns && fits_memory(search->net, &other)) {
-        *search = more;
         *sched = other;
         return;
       }

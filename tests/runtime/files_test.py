@@ -5,15 +5,12 @@ usage: files_test.py PROGRAM CASE
 
 import fcntl
 import os
-import random
 import re
 import resource
 import struct
 import subprocess
-import sys
-import tempfile
 
-from runtime_test import PROGRAM, check, environment, errors_of, train
+from runtime_test import PROGRAM, check, environment, errors_of, run_case, train
 
 
 def case_guards():
@@ -109,15 +106,4 @@ def case_restart():
         check(code == code_wanted and len(errors_of(err)) == 1 and re.search("CRC-32 of .* was [0-9a-f]{8} and is [0-9a-f]{8}", err), err)
 
 
-def main():
-    global DATA
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        DATA = os.path.join(folder, "data")
-        with open(DATA, "wb") as f:
-            f.write(random.Random(1).randbytes(4000))
-        globals()["case_" + sys.argv[2]]()
-        os.chdir("/")
-
-
-main()
+run_case(globals())

@@ -500,16 +500,16 @@ def case_goodput():
     check(0.95 * ideal < end - begin < 1.3 * ideal, "the link is not paced to its rate")
 
 
-def main():
-    global DATA
+def run_case(cases):
+    """The case that the command line names, of a module's globals, in a folder of its own with a file of bytes, DATA."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        DATA = os.path.join(folder, "data")
-        with open(DATA, "wb") as f:
+        cases["DATA"] = os.path.join(folder, "data")
+        with open(cases["DATA"], "wb") as f:
             f.write(random.Random(1).randbytes(4000))
-        globals()["case_" + sys.argv[2]]()
+        cases["case_" + sys.argv[2]]()
         os.chdir("/")
 
 
 if __name__ == "__main__":
-    main()
+    run_case(globals())

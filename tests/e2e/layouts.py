@@ -21,6 +21,7 @@ choose another expert, which is no error of either side.
 """
 
 import argparse
+import concurrent.futures
 import hashlib
 import itertools
 import json
@@ -30,6 +31,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RTOL = "1e-4"
@@ -143,6 +145,7 @@ class Runner:
         self.env = dict(os.environ, MOEC_CACHE=os.path.join(args.work, "objects"))
         self.tokens = {}
         self.references = {}
+        self.lock = threading.Lock()  # of references, failed and done
         self.failed = []
         self.done = 0
 
@@ -193,16 +196,24 @@ class Runner:
         """Gradients, logits and words of the reference for what `bundle` trains on; shared by all layouts with the same."""
         inputs = read(bundle + ".batch") + read(bundle + ".weights")
         key = hashlib.sha1(inputs + f"{model_text(c)} {c['seq']}".encode()).hexdigest()
-        if key not in self.references:
-            grads = os.path.join(self.work, f"ref-{key[:12]}.safetensors")
-            logits = os.path.join(self.work, f"ref-{key[:12]}-logits.safetensors")
-            out = self.run(self.args.ref, "--config", spec, "--weights", bundle + ".weights", "--tokens", bundle + ".batch",
-                           "--grads", grads, "--logits", logits, "--min-margin")
-            self.references[key] = (grads, logits, out)
-        return self.references[key]
+        with self.lock:
+            if key not in self.references:
+                grads = os.path.join(self.work, f"ref-{key[:12]}.safetensors")
+                logits = os.path.join(self.work, f"ref-{key[:12]}-logits.safetensors")
+                out = self.run(self.args.ref, "--config", spec, "--weights", bundle + ".weights", "--tokens", bundle + ".batch",
+                               "--grads", grads, "--logits", logits, "--min-margin")
+                self.references[key] = (grads, logits, out)
+            return self.references[key]
+
+    def check_all(self, cases):
+        """A few at once: what one does is short programs after each other, which leave cores idle. Choices that come to
+        the same spec are checked once."""
+        cases = [{**MODEL, **LAYOUT, **c} for c in cases]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(self.check, {spec_text(c): c for c in cases}.values()))
 
     def check(self, c):
-        c = {**MODEL, **LAYOUT, **c}
+        failure = None
         label = " ".join(f"{k}={v}" for k, v in c.items() if {**MODEL, **LAYOUT}[k] != v) or "defaults"
         try:
             spec, bundle = self.build(c)
@@ -224,13 +235,16 @@ class Runner:
                     raise RuntimeError(f"{key} {mine[key]} differs from the reference's {ref[key]}")
             shutil.rmtree(bundle)
         except (RuntimeError, subprocess.TimeoutExpired, OSError, KeyError, ValueError, StopIteration) as error:
-            self.failed.append(label)
-            print(f"FAIL {label}\n{error}", flush=True)
-            if self.args.stop:
-                sys.exit(1)
-        self.done += 1
-        if self.done % 10 == 0:
-            print(f"{self.done} checked, {len(self.failed)} failed", flush=True)
+            failure = f"FAIL {label}\n{error}"
+        with self.lock:
+            if failure:
+                self.failed.append(label)
+                print(failure, flush=True)
+            self.done += 1
+            if self.done % 10 == 0:
+                print(f"{self.done} checked, {len(self.failed)} failed", flush=True)
+            if failure and self.args.stop:
+                os._exit(1)
 
 
 def sensible(c):
@@ -393,8 +407,7 @@ def main():
     else:
         lists = {"models": list(models()), "routing": ROUTING, "mixed": [dict(c, place="mixed") for c in MIXED], "few": FEW}
         cases = lists.get(args.what) or matrix(args.what.startswith("systems"))
-        for c in pairwise(cases) if args.what in ("pairwise", "systems") else cases:
-            runner.check(c)
+        runner.check_all(pairwise(cases) if args.what in ("pairwise", "systems") else cases)
     runner.finish(f"{runner.done - len(runner.failed)} passed")
 
 

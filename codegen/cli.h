@@ -22,16 +22,20 @@ typedef struct Options {
   const char *shape, *system, *systems;
   const char *html, *trace, *svg, *out;
   const char *target, *cc, *cflags, *runtime_lib;
-  const char *trials, *radius, *steps, *launch, *work, *name;
+  const char *trials, *radius, *steps, *launch, *work, *name, *as;
   bool json, explain, orders, timing, write, check, sources_only, quiet;
 } Options;
 
 /* Where the compiler's own files lie, and what bundles take unless told otherwise. */
 typedef struct Install {
-  const char *home;        /* folder that holds templates/, runtime/ and codegen/ */
+  const char *home;        /* folder that holds templates/, runtime/, codegen/ and specs/ */
   const char *runtime_lib; /* library that bundles link */
   const char *cflags;      /* may be NULL */
 } Install;
+
+/* install.c: all below the folder of the running program, or the one above if that is bin/, so that a tree of installed
+   files may be moved. */
+bool install_find(Arena *, Diag *, Install *);
 
 typedef struct Verb Verb;
 
@@ -50,9 +54,43 @@ typedef struct Compile {
 struct Verb {
   const char *name;
   int (*run)(Compile *); /* returns the exit code */
-  bool takes_file;
+  const char *takes;     /* NULL: no word besides options; in brackets: it may be left out */
   const char *doc;
 };
+
+typedef enum OptKind { OPT_FLAG, OPT_TEXT, OPT_OUT, OPT_LIST } OptKind;
+
+/* A row of options.def. */
+typedef struct OptRow {
+  const char *name;
+  char letter;
+  const char *value; /* NULL: takes none */
+  OptKind kind;
+  size_t field;
+  const char *words; /* NULL: any */
+  unsigned verbs;    /* 1 << index of each verb that takes it */
+  const char *doc;
+} OptRow;
+
+enum {
+#define VERB(id, name, takes, doc) VERB_##id,
+#include "codegen/verbs.def"
+#undef VERB
+  N_VERBS
+};
+extern const Verb cli_verbs[N_VERBS];
+extern const OptRow cli_options[];
+extern const int cli_n_options;
+
+/* Index of a verb, or -1 after a message. */
+int cli_verb(Arena *, const char *name);
+/* What options.def keeps of an option that was given; NULL: it was not. Of OPT_TEXT and OPT_OUT. */
+const char *cli_text(const Options *, const OptRow *);
+
+/* help.c: for people, of one verb or with -1 of all; help_man.c, help_bash.c: for other programs, all verbs. */
+void help_print(FILE *, int verb);
+void help_print_man(FILE *);
+void help_print_bash(FILE *);
 
 /* Reads the arguments. Returns the verb, or NULL after help or a message, with the exit code in *code. */
 const Verb *cli_read(Arena *, int argc, char **argv, Options *, int *code);
@@ -84,7 +122,7 @@ int cli_joint(Compile *, const Evaluation *own, Joint *);
 /* Under auto: which system was taken and by how much it beats the next, one line. */
 void cli_print_choice(const Compile *, FILE *);
 
-#define VERB(id, name, takes_file, doc) int verb_##name(Compile *);
+#define VERB(id, name, takes, doc) int verb_##name(Compile *);
 #include "codegen/verbs.def"
 #undef VERB
 

@@ -1,4 +1,4 @@
-/* Arguments to Options, by the rows of verbs.def and options.def; help is printed from the same rows. */
+/* Arguments to Options, by the rows of verbs.def and options.def. */
 #include <getopt.h>
 #include <stddef.h>
 #include <string.h>
@@ -6,103 +6,41 @@
 #include "codegen/cli.h"
 #include "lang/spec_keys.h"
 
-enum {
-#define VERB(id, name, takes_file, doc) VERB_##id,
-#include "codegen/verbs.def"
-#undef VERB
-  N_VERBS
-};
-
-static const Verb verbs[] = {
-#define VERB(id, name, takes_file, doc) {#name, verb_##name, takes_file, doc},
+const Verb cli_verbs[N_VERBS] = {
+#define VERB(id, name, takes, doc) {#name, verb_##name, takes, doc},
 #include "codegen/verbs.def"
 #undef VERB
 };
 
-typedef enum OptKind { OPT_FLAG, OPT_TEXT, OPT_LIST } OptKind;
+#define SYSTEM(id, name, colocated, ways, doc) name " "
+static const char systems[] =
+#include "lang/systems.def"
+    ;
+static const char auto_or_systems[] = "auto "
+#include "lang/systems.def"
+    ;
+#undef SYSTEM
 
-typedef struct OptRow {
-  const char *name;
-  char letter;
-  const char *value; /* NULL: takes none */
-  OptKind kind;
-  size_t field;
-  unsigned verbs;
-  const char *doc;
-} OptRow;
-
-static const OptRow rows[] = {
-#define ON(verb) (1u << VERB_##verb)
-#define OPTION(name, letter, value, kind, field, verbs, doc)                                                           \
-  {name, letter, value, OPT_##kind, offsetof(Options, field), verbs, doc},
+const OptRow cli_options[] = {
+#define ON(verb)        (1u << VERB_##verb)
+#define SYSTEMS         systems
+#define AUTO_OR_SYSTEMS auto_or_systems
+#define OPTION(name, letter, value, kind, field, words, verbs, doc)                                                    \
+  {name, letter, value, OPT_##kind, offsetof(Options, field), words, verbs, doc},
 #include "codegen/options.def"
 #undef OPTION
+#undef AUTO_OR_SYSTEMS
+#undef SYSTEMS
 #undef ON
 };
 
-enum { N_ROWS = sizeof rows / sizeof *rows, FIRST_LONG = 256 };
+enum { N_ROWS = sizeof cli_options / sizeof *cli_options, VERSION = 256, FIRST_LONG };
+const int cli_n_options = N_ROWS;
 
 int cli_usage_error(const char *what, const char *value)
 {
   fprintf(stderr, "moec: %s%s%s (moec --help lists verbs and options)\n", what, value ? ": " : "", value ? value : "");
   return EXIT_USAGE;
-}
-
-/* ---- help ---- */
-
-/* Words of `text` from column `indent` on, in lines of 118 columns. */
-static void print_wrapped(FILE *out, int indent, const char *text)
-{
-  int column = indent;
-  for (const char *p = text; *p;) {
-    int n = (int)strcspn(p, " ");
-    if (column > indent && column + 1 + n > 118) {
-      fprintf(out, "\n%*s", indent, "");
-      column = indent;
-    } else if (column > indent) {
-      fputc(' ', out);
-      column++;
-    }
-    fwrite(p, 1, (size_t)n, out);
-    column += n;
-    p += n + (p[n] == ' ');
-  }
-  fputc('\n', out);
-}
-
-static void print_option(FILE *out, const OptRow *row)
-{
-  enum { INDENT = 25 };
-  char text[64];
-  int n = row->letter ? snprintf(text, sizeof text, "-%c, ", row->letter) : 0;
-  n += snprintf(text + n, sizeof text - (size_t)n, "--%s%s%s", row->name, row->value ? " " : "",
-                row->value ? row->value : "");
-  fprintf(out, "  %-*s", INDENT - 3, text);
-  fprintf(out, n > INDENT - 3 ? "\n%*s" : " %.*s", n > INDENT - 3 ? INDENT : 0, "");
-  print_wrapped(out, INDENT, row->doc);
-}
-
-/* Help of one verb, or of all. */
-static void print_help(FILE *out, int verb)
-{
-  if (verb >= 0) {
-    fprintf(out, "usage: moec %s%s [options]\n\n%s\n\n", verbs[verb].name,
-            verbs[verb].takes_file ? " FILE.moespec" : "", verbs[verb].doc);
-  } else {
-    fprintf(out, "usage: moec VERB FILE.moespec [options]\n\n");
-    for (int v = 0; v < N_VERBS; v++) {
-      fprintf(out, "  %-9s ", verbs[v].name);
-      print_wrapped(out, 12, verbs[v].doc);
-    }
-    fprintf(out, "\nmoec VERB --help lists the options of a verb. All of them:\n\n");
-  }
-  for (int i = 0; i < N_ROWS; i++) {
-    if (verb < 0 || rows[i].verbs >> verb & 1) {
-      print_option(out, &rows[i]);
-    }
-  }
-  fprintf(out,
-          "\nexit codes: 0 done, 1 the spec is wrong or a file cannot be written, 2 wrong usage, 3 no plan fits\n");
 }
 
 /* ---- reading ---- */
@@ -112,22 +50,12 @@ static void store(const OptRow *row, Options *options, const char *value)
   char *at = (char *)options + row->field;
   if (row->kind == OPT_FLAG) {
     *(bool *)at = true;
-  } else if (row->kind == OPT_TEXT) {
+  } else if (row->kind != OPT_LIST) {
     *(const char **)at = value;
   } else {
     OptList *list = (OptList *)at;
     list->items[list->n++] = value;
   }
-}
-
-static int find_verb(const char *name)
-{
-  for (int v = 0; v < N_VERBS; v++) {
-    if (strcmp(verbs[v].name, name) == 0) {
-      return v;
-    }
-  }
-  return -1;
 }
 
 /* "check, fmt and plan" */
@@ -141,7 +69,7 @@ static const char *takers(Arena *arena, unsigned which)
   for (int v = 0; v < N_VERBS; v++) {
     if (which >> v & 1) {
       left--;
-      text = arena_printf(arena, "%s%s%s", text, verbs[v].name, left > 1 ? ", " : left == 1 ? " and " : "");
+      text = arena_printf(arena, "%s%s%s", text, cli_verbs[v].name, left > 1 ? ", " : left == 1 ? " and " : "");
     }
   }
   return text;
@@ -151,75 +79,93 @@ static const char *takers(Arena *arena, unsigned which)
 static int check_verb(Arena *arena, int verb, const bool *given, const Options *options)
 {
   for (int i = 0; i < N_ROWS; i++) {
-    if (given[i] && !(rows[i].verbs >> verb & 1)) {
-      return cli_usage_error(arena_printf(arena, "`%s` takes no --%s; that is for %s", verbs[verb].name, rows[i].name,
-                                          takers(arena, rows[i].verbs)),
+    if (given[i] && !(cli_options[i].verbs >> verb & 1)) {
+      return cli_usage_error(arena_printf(arena, "`%s` takes no --%s; that is for %s", cli_verbs[verb].name,
+                                          cli_options[i].name, takers(arena, cli_options[i].verbs)),
                              NULL);
     }
   }
-  if (verbs[verb].takes_file && !options->file) {
-    return cli_usage_error("which file? the verb needs one", verbs[verb].name);
+  if (cli_verbs[verb].takes && cli_verbs[verb].takes[0] != '[' && !options->file) {
+    return cli_usage_error("which file? the verb needs one", cli_verbs[verb].name);
   }
-  if (!verbs[verb].takes_file && options->file) {
-    return cli_usage_error(arena_printf(arena, "`%s` takes no file", verbs[verb].name), options->file);
+  if (!cli_verbs[verb].takes && options->file) {
+    return cli_usage_error(arena_printf(arena, "`%s` takes no file", cli_verbs[verb].name), options->file);
   }
   return 0;
 }
 
-static int wrong_verb(Arena *arena, const char *name)
+int cli_verb(Arena *arena, const char *name)
 {
   Suggest suggest = suggest_for(name);
   for (int v = 0; v < N_VERBS; v++) {
-    suggest_try(&suggest, verbs[v].name);
+    if (strcmp(cli_verbs[v].name, name) == 0) {
+      return v;
+    }
+    suggest_try(&suggest, cli_verbs[v].name);
   }
-  return cli_usage_error("unknown verb", arena_printf(arena, "%s%s", name, suggest_text(arena, &suggest)));
+  cli_usage_error("unknown verb", arena_printf(arena, "%s%s", name, suggest_text(arena, &suggest)));
+  return -1;
+}
+
+const char *cli_text(const Options *options, const OptRow *row)
+{
+  return *(const char *const *)((const char *)options + row->field);
 }
 
 const Verb *cli_read(Arena *arena, int argc, char **argv, Options *options, int *code)
 {
-  struct option longs[N_ROWS + 2] = {0};
+  struct option longs[N_ROWS + 3] = {0};
   char shorts[2 * N_ROWS + 4] = ":h";
   bool given[N_ROWS] = {0}, help = false;
   size_t n = 2;
   for (int i = 0; i < N_ROWS; i++) {
-    longs[i] = (struct option){rows[i].name, rows[i].value ? required_argument : no_argument, NULL, FIRST_LONG + i};
-    if (rows[i].letter) {
-      shorts[n++] = rows[i].letter;
-      shorts[n] = rows[i].value ? ':' : 0;
-      n += rows[i].value != NULL;
+    longs[i] = (struct option){cli_options[i].name, cli_options[i].value ? required_argument : no_argument, NULL,
+                               FIRST_LONG + i};
+    if (cli_options[i].letter) {
+      shorts[n++] = cli_options[i].letter;
+      shorts[n] = cli_options[i].value ? ':' : 0;
+      n += cli_options[i].value != NULL;
     }
-    if (rows[i].kind == OPT_LIST) {
-      ((OptList *)((char *)options + rows[i].field))->items = arena_new_array(arena, const char *, (size_t)argc + 1);
+    if (cli_options[i].kind == OPT_LIST) {
+      ((OptList *)((char *)options + cli_options[i].field))->items =
+          arena_new_array(arena, const char *, (size_t)argc + 1);
     }
   }
   longs[N_ROWS] = (struct option){"help", no_argument, NULL, 'h'};
+  longs[N_ROWS + 1] = (struct option){"version", no_argument, NULL, VERSION};
   *code = 0;
   for (int opt; (opt = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
     int row = opt - FIRST_LONG;
     for (int i = 0; i < N_ROWS && row < 0; i++) {
-      row = rows[i].letter && rows[i].letter == opt ? i : row;
+      row = cli_options[i].letter && cli_options[i].letter == opt ? i : row;
     }
-    if (opt == 'h') {
+    if (opt == VERSION) {
+      printf("moec %s\n", MOEC_VERSION);
+      return NULL;
+    } else if (opt == 'h') {
       help = true;
     } else if (row >= 0 && row < N_ROWS) {
-      store(&rows[row], options, optarg);
+      if (cli_options[row].kind == OPT_OUT && given[row]) {
+        *code = cli_usage_error("given twice", arena_printf(arena, "--%s", cli_options[row].name));
+        return NULL;
+      }
+      store(&cli_options[row], options, optarg);
       given[row] = true;
     } else {
       *code = cli_usage_error(opt == ':' ? "option needs a value" : "unknown option", argv[optind - 1]);
       return NULL;
     }
   }
-  int verb = optind < argc ? find_verb(argv[optind]) : -1;
-  if (help && (verb >= 0 || optind >= argc)) {
-    print_help(stdout, verb);
+  if (optind >= argc) {
+    help_print(help ? stdout : stderr, -1);
+    *code = help ? 0 : EXIT_USAGE;
     return NULL;
   }
-  if (verb < 0) {
-    if (optind < argc) {
-      *code = wrong_verb(arena, argv[optind]);
-    } else {
-      print_help(stderr, -1);
-      *code = EXIT_USAGE;
+  int verb = cli_verb(arena, argv[optind]);
+  if (verb < 0 || help) {
+    *code = verb < 0 ? EXIT_USAGE : 0;
+    if (verb >= 0) {
+      help_print(stdout, verb);
     }
     return NULL;
   }
@@ -229,7 +175,7 @@ const Verb *cli_read(Arena *arena, int argc, char **argv, Options *options, int 
     return NULL;
   }
   *code = check_verb(arena, verb, given, options);
-  return *code ? NULL : &verbs[verb];
+  return *code ? NULL : &cli_verbs[verb];
 }
 
 bool cli_system(Arena *arena, const char *option, const char *name, bool or_auto, SystemKind *system)

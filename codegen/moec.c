@@ -6,11 +6,6 @@
 #include "codegen/cli.h"
 #include "codegen/output.h"
 
-/* Flags that bundles take unless --cflags says otherwise. */
-#ifndef MOEC_CFLAGS
-#define MOEC_CFLAGS NULL
-#endif
-
 /* A spec or a trace, or the config.json of a folder, that the verb reads is not what it writes. */
 static bool spares(Compile *c, const char *input, const char *path)
 {
@@ -63,7 +58,7 @@ static bool output_written(void)
 
 int main(int argc, char **argv)
 {
-  static const Install install = {MOEC_HOME, MOEC_RUNTIME_LIB, MOEC_CFLAGS};
+  Install install;
   Arena *arena = arena_new();
   Options options = {0};
   int code = 0;
@@ -71,7 +66,7 @@ int main(int argc, char **argv)
   if (verb) {
     Compile c = {.verb = verb, .options = &options, .install = &install, .arena = arena};
     c.diag = diag_new(arena, stderr);
-    code = can_write(&c) ? verb->run(&c) : EXIT_BAD_SPEC;
+    code = install_find(arena, c.diag, &install) && can_write(&c) ? verb->run(&c) : EXIT_BAD_SPEC;
     diag_finish(c.diag);
     evaluation_free(&c.result);
   }

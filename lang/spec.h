@@ -230,4 +230,8 @@ void spec_print_reference(FILE *);
 void spec_print_words(FILE *);
 void spec_print_dictionary(FILE *);
 
+/* The same for editors: a syntax file for Vim, a TextMate grammar (JSON). */
+void spec_print_vim(FILE *);
+void spec_print_textmate(FILE *);
+
 #endif

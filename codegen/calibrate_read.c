@@ -179,17 +179,21 @@ static void add_msg(Reader *r, const MoeOp *op, double ns)
   add_time(r->arena, &found->times, &found->n, ns);
 }
 
+/* No op takes longer, or it is no time: 30 years, so that sums of them can be told from none. */
+#define MOST_NS 1e18
+
 /* A measured duration in ns; a message may take none. False after an error. */
 static bool read_duration(Reader *r, size_t at, const json_t *event, bool message, const char *title, double *ns)
 {
   json_t *dur = json_object_get(event, "dur");
   *ns = json_number_value(dur) * 1e3;
-  if (json_is_number(dur) && (*ns > 0 || (message && *ns == 0))) {
+  if (json_is_number(dur) && (*ns > 0 || (message && *ns == 0)) && *ns <= MOST_NS) {
     return true;
   }
   char *value = dur ? json_dumps(dur, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
   wrong_event(r, at,
-              value ? arena_printf(r->arena, "\"dur\" of %s is %s; a measured op takes more than 0 us", title, value)
+              value ? arena_printf(r->arena, "\"dur\" of %s is %s; a measured op takes more than 0 us and at most %g",
+                                   title, value, MOST_NS / 1e3)
                     : arena_printf(r->arena, "%s has no \"dur\", the us that it took", title));
   free(value);
   return false;

@@ -95,6 +95,14 @@ void help_print_bash(FILE *);
 /* Reads the arguments. Returns the verb, or NULL after help or a message, with the exit code in *code. */
 const Verb *cli_read(Arena *, int argc, char **argv, Options *, int *code);
 
+/* cli_outputs.c. Before a verb begins: its outputs differ from each other and from what it reads, and can be written.
+ */
+bool cli_can_write(Compile *);
+/* Once all specs are read: no output is one of them or a file that they use. */
+bool cli_spares_sources(Compile *);
+/* Whether `path`, which is to be written, is another file than `input`; false after an error. */
+bool cli_spares(Compile *, const char *input, const char *path);
+
 /* "moec: WHAT: VALUE (moec --help ...)" on stderr; returns EXIT_USAGE. `value` may be NULL. */
 int cli_usage_error(const char *what, const char *value);
 
@@ -109,6 +117,8 @@ bool cli_target(const Options *, bool *emu);
 BuildOptions cli_build_options(const Compile *);
 /* "specs/tiny.moespec" -> "tiny"; NULL: nothing is left. */
 const char *cli_stem(const Compile *);
+/* cli_outputs.c: that of -o, or what stands for it: the spec's name. NULL: none does. */
+const char *cli_out(const Compile *);
 
 /* verbs_spec.c: text to Spec, with -D and --shape. Returns 0, or an exit code after the errors: 2 where the spec is
    right without its -D or its --shape. */

@@ -304,7 +304,7 @@ static int evaluate_own(Diag *diag, const Spec *own, int shape, SystemKind syste
   *e = (Evaluation){.arena = arena_new(), .system = system};
   Plan *plans = arena_new_array(e->arena, Plan, MOST);
   bool infeasible = false;
-  if (!sched_in_bounds(diag, spec, &spec->shapes[shape])) {
+  if (!sched_in_bounds(diag, spec, &spec->shapes[shape]) || !sched_in_time(diag, spec, &spec->shapes[shape])) {
     return e->code = EXIT_REFUSED;
   }
   int n = plan_candidates(e->arena, diag, spec, shape, system, plans, MOST, &infeasible), winner = -1;

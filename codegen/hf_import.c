@@ -128,7 +128,8 @@ static void must_be(Import *im, const char *key, const char *one, const char *ot
 
 static bool read_family(Import *im)
 {
-  const char *type = json_string_value(get(im, "model_type"));
+  const json_t *value = get(im, "model_type");
+  const char *type = json_string_value(value);
   const char *known = "";
   for (Family f = FAMILY_AUTO + 1; f <= FAMILY_GPT_OSS; f++) {
     if (type && strcmp(type, hf_family_name(f)) == 0) {
@@ -137,9 +138,8 @@ static bool read_family(Import *im)
     }
     known = arena_printf(im->arena, "%s%s%s", known, *known ? ", " : "", hf_family_name(f));
   }
-  if (type) {
-    wrong(im, arena_printf(im->arena, "model_type %s is not known; known are: %s",
-                           shown(im, json_object_get(im->config, "model_type")), known));
+  if (value && !json_is_null(value)) {
+    wrong(im, arena_printf(im->arena, "model_type %s is not known; known are: %s", shown(im, value), known));
   } else {
     wrong(im, arena_printf(im->arena, "\"model_type\" is missing; known are: %s", known));
   }

@@ -18,9 +18,9 @@ void metrics_print(const Spec *spec, const Plan *plan, const Schedule *sched, co
   enum { MOST_GROUPS = 16 };
   char text[HUMAN_MAX], other[HUMAN_MAX];
   const TimeSplit *w = &m->whole;
-  fprintf(out, "%s, %s, shape %s: a step of %s in %d micro-batches, at most %d in flight\n", spec->model.name,
+  fprintf(out, "%s, %s, shape %s: a step of %s in %d micro-batch%s, at most %d in flight\n", spec->model.name,
           plan_system_name(plan->system), plan->shape->name, human_time(text, w->step_ns), plan->micro_batches,
-          sched->in_flight);
+          plan->micro_batches == 1 ? "" : "es", sched->in_flight);
   fprintf(out, "%-6s %17s %17s %17s %17s\n", "", "compute", "exposed comm.", "bubble", "overlapped comm.");
   for (int g = 0; g < m->n_groups && g < MOST_GROUPS; g++) {
     const PlanGroup *group = &plan->groups[g];

@@ -289,10 +289,12 @@ static void print_lack(const Spec *spec, const Plan *best, const Plan *next, FIL
     fprintf(out, "it uses %d GPUs instead of %d", next->replicas * next->replica_ranks,
             best->replicas * best->replica_ranks);
   } else if (next->micro_batches < best->micro_batches || next->n_groups > best->n_groups) {
-    fprintf(out, "its pipeline fills and drains for longer (%d micro-batches over %d groups, not %d over %d)",
-            next->micro_batches, next->n_groups, best->micro_batches, best->n_groups);
+    fprintf(out, "its pipeline fills and drains for longer (%d micro-batch%s over %d group%s, not %d over %d)",
+            next->micro_batches, next->micro_batches == 1 ? "" : "es", next->n_groups, next->n_groups == 1 ? "" : "s",
+            best->micro_batches, best->n_groups);
   } else if (next->in_flight < best->in_flight) {
-    fprintf(out, "memory lets it have %d micro-batches in flight instead of %d", next->in_flight, best->in_flight);
+    fprintf(out, "memory lets it have %d micro-batch%s in flight instead of %d", next->in_flight,
+            next->in_flight == 1 ? "" : "es", best->in_flight);
   } else {
     fprintf(out, "%s the same pace; gradient exchange and latencies decide",
             one_side ? "its groups keep" : "both sides keep");

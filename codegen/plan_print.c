@@ -73,9 +73,11 @@ static void print_layers(const Spec *spec, const Plan *plan, const PlanGroup *g,
     shown++;
   }
   if (has_head(spec, plan, g)) {
-    fprintf(out, " head");
+    fprintf(out, shown ? " head" : "head");
   }
-  fprintf(out, " (%d)", n);
+  if (n) {
+    fprintf(out, " (%d)", n);
+  }
 }
 
 /* And what binds: the compute or the network of the group that a micro-batch takes longest. */
@@ -141,7 +143,7 @@ static void print_head(const Spec *spec, const Plan *plan, FILE *out)
     for (int i = 0; i < plan->n_groups; i++) {
       live = plan->groups[i].live > live ? plan->groups[i].live : live;
     }
-    fprintf(out, "a rank keeps at most %d pairs of layer and micro-batch", live);
+    fprintf(out, "a rank keeps at most %d pair%s of layer and micro-batch", live, live == 1 ? "" : "s");
   } else {
     fprintf(out, "room for %d in flight", plan->in_flight);
   }

@@ -70,6 +70,8 @@ enum { SCHED_MAX_LAYERS = 255, SCHED_MAX_MBS = 4096, SCHED_MAX_PASSES = 1 << 17,
 
 /* Whether any plan of a shape keeps within that, before one is looked for; false after an error. */
 bool sched_in_bounds(Diag *, const Spec *, const ShapeSpec *);
+/* step_limit.c: whether its times are numbers of nanoseconds that can be added; false after an error. */
+bool sched_in_time(Diag *, const Spec *, const ShapeSpec *);
 
 void sched_print_svg(const Spec *, const Plan *, const Schedule *, FILE *); /* picture of the modelled timeline */
 

@@ -45,9 +45,9 @@ void sched_print(const Spec *spec, const Plan *plan, const Schedule *sched, FILE
       ops++;
     }
   }
-  fprintf(out, "%s, shape %s: %d micro-batches, %d in flight, %d ops (%d message rows), step %.3f ms\n",
-          plan_system_name(plan->system), plan->shape ? plan->shape->name : "?", plan->micro_batches, sched->in_flight,
-          ops, 2 * messages, (double)sched->step_ns * 1e-6);
+  fprintf(out, "%s, shape %s: %d micro-batch%s, %d in flight, %d ops (%d message rows), step %.3f ms\n",
+          plan_system_name(plan->system), plan->shape ? plan->shape->name : "?", plan->micro_batches,
+          plan->micro_batches == 1 ? "" : "es", sched->in_flight, ops, 2 * messages, (double)sched->step_ns * 1e-6);
   (void)spec;
   for (int g = 0; g < sched->n_groups; g++) {
     const SchedGroup *group = &sched->groups[g];

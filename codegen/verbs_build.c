@@ -110,15 +110,18 @@ int verb_build(Compile *c)
     free_program(&program);
     return code;
   }
-  const char *stem = cli_stem(c);
   BuildOptions build = cli_build_options(c);
-  build.out = o->out ? o->out : stem ? stem : "bundle";
+  build.out = cli_out(c);
   build.sources_only = o->sources_only;
   build.progress = !o->quiet && isatty(STDERR_FILENO);
   BuildResult result;
   if (!bundle_build(c->arena, c->diag, &bundle, &build, &result)) {
     free_program(&program);
     return EXIT_BAD_SPEC;
+  }
+  if (o->quiet) {
+    free_program(&program);
+    return 0;
   }
   if (program.n > 1) {
     joint_print(&c->spec, program.own, &program.joint, stdout);
@@ -128,8 +131,9 @@ int verb_build(Compile *c)
   if (o->sources_only) {
     printf("%s: %d files\n", build.out, bundle.n_files);
   } else {
-    printf("%s/train: %d ranks, %d sources compiled, %d reused\n", build.out,
-           program.plans[0].replicas * program.plans[0].replica_ranks, result.compiled, result.reused);
+    int ranks = program.plans[0].replicas * program.plans[0].replica_ranks;
+    printf("%s/train: %d rank%s, %d sources compiled, %d reused\n", build.out, ranks, ranks == 1 ? "" : "s",
+           result.compiled, result.reused);
   }
   free_program(&program);
   return 0;

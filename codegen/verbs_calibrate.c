@@ -150,6 +150,9 @@ int verb_calibrate(Compile *c)
       return EXIT_BAD_SPEC;
     }
   }
+  if (!cli_spares_sources(c)) {
+    return EXIT_BAD_SPEC;
+  }
   Spec fitted = cal.runs[0].spec;
   fitted.cluster.gpu.name = name;
   calibrate_fit(c->arena, &cal, &fitted.cluster, &fit);

@@ -13,13 +13,16 @@
 
 enum { MAX_CONFIG = 16 << 20 };
 
-/* The text of the file; NULL after an error. */
+/* The text of the file; NULL after an error. That it is a file is known before it is opened: a pipe would wait. */
 static char *read_text(Compile *c, const char *path, size_t *n_p)
 {
-  FILE *in = fopen(path, "rb");
   struct stat status;
-  if (!in || fstat(fileno(in), &status) != 0 || !S_ISREG(status.st_mode)) {
-    errno = in ? EINVAL : errno;
+  if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) {
+    diag_error(c->diag, (Span){0}, "cannot read %s: it is no file", path);
+    return NULL;
+  }
+  FILE *in = fopen(path, "rb");
+  if (!in || fstat(fileno(in), &status) != 0) {
     output_fail(c->diag, "read", path);
     if (in) {
       fclose(in);
@@ -115,9 +118,13 @@ int verb_import(Compile *c)
   if (!text || !hf_import(c->arena, c->diag, path, text, n, &import)) {
     return EXIT_BAD_SPEC;
   }
+  const char *library = library_path(c, out);
+  if (out && !cli_spares(c, arena_printf(c->arena, "%s/specs/hardware/h800.moespec", c->install->home), out)) {
+    return EXIT_BAD_SPEC;
+  }
   Printed raw;
   printed_open(&raw);
-  hf_import_print(&import, path, library_path(c, out), nodes_for(&import), raw.to);
+  hf_import_print(&import, path, library, nodes_for(&import), raw.to);
   printed_keep(&raw, c->arena);
   text = formatted(c, out ? out : "spec.moespec", raw.text, raw.n, &n);
   if (!text) {

@@ -154,8 +154,7 @@ int verb_sim(Compile *c)
     return code;
   }
   const Options *o = c->options;
-  const char *stem = cli_stem(c);
-  const char *out = o->out ? o->out : arena_printf(c->arena, "%s.svg", stem ? stem : "schedule");
+  const char *out = cli_out(c);
   if (!write_to(c, out, sched_print_svg) || !write_to(c, o->trace, sched_print_trace)) {
     return EXIT_BAD_SPEC;
   }

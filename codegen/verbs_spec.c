@@ -30,6 +30,9 @@ int cli_load(Compile *c)
   if (!read_spec(c->arena, c->diag, o->file, &o->defines, &c->ast, &c->spec)) {
     return o->defines.n && right_without_defines(o->file) ? EXIT_USAGE : EXIT_BAD_SPEC;
   }
+  if (!cli_spares_sources(c)) {
+    return EXIT_BAD_SPEC;
+  }
   return !o->shape || spec_select_shapes(c->arena, c->diag, &c->spec, o->shape) ? 0 : EXIT_USAGE;
 }
 

@@ -52,6 +52,16 @@ uint32_t diag_add_source(Diag *diag, const char *path, const char *text, size_t 
   return diag->n_sources;
 }
 
+int diag_sources(const Diag *diag)
+{
+  return (int)diag->n_sources;
+}
+
+const char *diag_source_path(const Diag *diag, int i)
+{
+  return diag->sources[i].path;
+}
+
 static void make_lines(Diag *diag, Source *source)
 {
   uint32_t n = 1;

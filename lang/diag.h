@@ -24,6 +24,10 @@ Diag *diag_new(Arena *, FILE *out);
 /* Registers a text that spans may point into; the text must outlive the Diag. Returns its source number. */
 uint32_t diag_add_source(Diag *, const char *path, const char *text, size_t length);
 
+/* How many texts are registered, and what the i-th of them, from 0, was called. */
+int diag_sources(const Diag *);
+const char *diag_source_path(const Diag *, int i);
+
 /* Prints "path:line:column: error: ...", the source line and a caret. A span of {0} prints "moec: error: ...". */
 void diag_error(Diag *, Span, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void diag_warn(Diag *, Span, const char *format, ...) __attribute__((format(printf, 3, 4)));

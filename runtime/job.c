@@ -58,13 +58,20 @@ static void print_layers(const MoeBundle *b, const int16_t *group_of, int32_t n,
   }
 }
 
+static const char *plural(int32_t n, const char *ending)
+{
+  return n == 1 ? "" : ending;
+}
+
 static void print_plan(const MoeBundle *b)
 {
   printf("%s, schedule %s, from %s\n", b->model, b->system, b->spec);
-  printf("%d ranks: %d replicas of %d\n", moe_n_ranks(b), b->replicas, b->replica_ranks);
+  printf("%d rank%s: %d replica%s of %d\n", moe_n_ranks(b), plural(moe_n_ranks(b), "s"), b->replicas,
+         plural(b->replicas, "s"), b->replica_ranks);
   for (const MoeBundle *s = b; s != NULL; s = s->next) {
-    printf("shape %s: %d micro-batches of up to %d sequences of %d tokens, %d sequences a step\n", s->shape,
-           s->micro_batches, s->mb_seqs, s->seq, s->global_batch);
+    printf("shape %s: %d micro-batch%s of up to %d sequence%s of %d token%s, %d sequence%s a step\n", s->shape,
+           s->micro_batches, plural(s->micro_batches, "es"), s->mb_seqs, plural(s->mb_seqs, "s"), s->seq,
+           plural(s->seq, "s"), s->global_batch, plural(s->global_batch, "s"));
   }
   if (b->emu != NULL) {
     printf("a rehearsal without kernels; a step is simulated to take %.3f ms\n", b->emu->step_ns * 1e-6);

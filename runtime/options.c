@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "runtime/log.h"
+#include "runtime/moe_link.h"
 
 typedef enum Kind { FLAG, COUNT, SEED, NUMBER, TEXT, FOLDER, WORD, FORMAT, TOKEN, RATE } Kind; /* TEXT: a file */
 
@@ -315,26 +315,9 @@ static const char *path_of(const MoeOptions *o, int row)
   return is_path ? *(const char *const *)((const char *)o + rows[row].offset) : NULL;
 }
 
-/* Of paths that do not exist, whether they would be the same but for slashes at the end. */
-static bool same_text(const char *a, const char *b)
-{
-  size_t n = strlen(a), m = strlen(b);
-  for (; n > 1 && a[n - 1] == '/'; n--) {
-  }
-  for (; m > 1 && b[m - 1] == '/'; m--) {
-  }
-  return n == m && memcmp(a, b, n) == 0;
-}
-
 bool moe_options_restarts(const MoeOptions *o)
 {
-  struct stat of_save, of_resume;
-  if (o->save == NULL || o->resume == NULL) {
-    return false;
-  }
-  bool exist = stat(o->save, &of_save) == 0 && stat(o->resume, &of_resume) == 0;
-  return exist ? of_save.st_dev == of_resume.st_dev && of_save.st_ino == of_resume.st_ino
-               : same_text(o->save, o->resume);
+  return o->save != NULL && o->resume != NULL && moe_same_place(o->save, o->resume);
 }
 
 /* One file under two options would be cut off or replaced by the one while the other uses it. Of two folders of
@@ -346,14 +329,10 @@ static MoeStatus check_files(const MoeOptions *o)
       const char *a = path_of(o, i);
       const char *b = path_of(o, j);
       bool checkpoint = rows[i].kind == FOLDER || rows[j].kind == FOLDER;
-      struct stat of_a;
-      struct stat of_b;
       if (a == NULL || b == NULL || (rows[i].kind == FOLDER && rows[j].kind == FOLDER)) {
         continue;
       }
-      bool exist = stat(a, &of_a) == 0 && stat(b, &of_b) == 0;
-      if (exist ? (S_ISREG(of_a.st_mode) || checkpoint) && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino
-                : same_text(a, b)) {
+      if (moe_same_place(a, b)) {
         moe_error("--%s and --%s name the same %s, %s", rows[j].name, rows[i].name, checkpoint ? "folder" : "file", a);
         return MOE_EINVAL;
       }

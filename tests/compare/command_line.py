@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,7 @@ def usage(bench):
         (["plan", tiny, "--shape", "s128,,s128"], "a name is empty"),
         (["compare", tiny, "--sweep", "seq=4GiB"], "is a size"),
         (["compare", tiny, "--sweep", "seq=4 }"], "--sweep seq"),
+        (["schedule", tiny, "--svg", "a.svg", "--svg", "b.svg"], "given twice: --svg"),
     ]
     for words, text in wrong:
         code, out, err = bench.run(*words)
@@ -151,6 +153,64 @@ def usage(bench):
     check(re.search(r"auto: \w+, (as fast as \w+, )?[0-9.]+x faster than \w+, the next", out), f"auto: {out[-200:]}")
 
 
+def outputs(bench):
+    """No output takes the place of what is read, however it is spelled, nor of another output."""
+    shutil.copytree(os.path.join(bench.specs, "hardware"), bench.path("hardware"))
+    shutil.copy(bench.tiny, bench.path("tiny.moespec"))
+    os.symlink("hardware/cpu.moespec", bench.path("link.svg"))
+    os.link(bench.path("hardware/cpu.moespec"), bench.path("hard.svg"))
+    os.mkdir(bench.path("sub"))
+    with open(bench.path("calls.moespec"), "w", encoding="utf-8") as out:
+        out.write('use "tiny.moespec"\n')
+    shutil.copy(bench.tiny, bench.path("drawn.svg"))  # its drawing has its own name
+
+    def contents():
+        return {name: open(bench.path(name), "rb").read() for name in ("hardware/cpu.moespec", "tiny.moespec", "calls.moespec", "drawn.svg")}
+    before = contents()
+    used = "hardware/cpu.moespec"
+    for words in ([["sim", spec, "-o", out] for spec in ("tiny.moespec", "calls.moespec") for out in
+                   (used, "./sub/../hardware//cpu.moespec", bench.path(used), "link.svg", "hard.svg")] +
+                  [["tune", "tiny.moespec", "--trials", "1", "-o", used], ["plan", "tiny.moespec", "--svg", used],
+                   ["schedule", "tiny.moespec", "--trace", used], ["compare", "tiny.moespec", "--html", used],
+                   ["sim", "calls.moespec", "-o", "tiny.moespec"], ["sim", "drawn.svg"]]):
+        code, out, err = bench.run(*words)
+        check(code == 1 and err.count("\n") == 1 and f"it is what `moec {words[0]}` reads" in err, f"{words}: {code} {err}")
+        check(before == contents() and out == "", f"{words}: a file that is read was written")
+    for words in (["schedule", "tiny.moespec", "--svg", "x", "--trace", "./x"], ["sim", "tiny.moespec", "-o", "x", "--trace", "sub/../x"],
+                  ["sim", "tiny.moespec", "--trace", "tiny.svg"]):
+        code, out, err = bench.run(*words)
+        check(code == 1 and err.count("\n") == 1 and "name the same file" in err and not os.path.exists(bench.path("x")), f"{words}: {code} {err}")
+    code, _, err = bench.run("schedule", "tiny.moespec", "--svg", "/dev/null", "--trace", "/dev/null")
+    check(code == 0, f"/dev/null twice: {err}")
+    with open(bench.path("tiny.moespec"), "a", encoding="utf-8") as out:
+        out.write("\n\n\n")
+    bench.ok("fmt", "-w", "tiny.moespec")
+    check(contents()["tiny.moespec"] == before["tiny.moespec"], "fmt -w writes what it reads")
+    # the hardware that an imported spec uses is not replaced by it: in a moec of our own
+    os.makedirs(bench.path("own/bin"))
+    os.makedirs(bench.path("own/share/moec/specs"))
+    shutil.copy(bench.moec, bench.path("own/bin/moec"))
+    shutil.copytree(os.path.join(bench.specs, "hardware"), bench.path("own/share/moec/specs/hardware"))
+    with open(bench.path("config.json"), "w", encoding="utf-8") as out:
+        json.dump({"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+                   "num_key_value_heads": 2, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+                   "vocab_size": 256, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": False, "hidden_act": "silu"}, out)
+    for out, code in (("m.moespec", 0), ("own/share/moec/specs/hardware/h800.moespec", 1)):
+        done = subprocess.run([bench.path("own/bin/moec"), "import", "config.json", "-o", out], capture_output=True, text=True,
+                              cwd=bench.folder.name, timeout=60, check=False)
+        check(done.returncode == code and ("it is what `moec import` reads" in done.stderr) == bool(code), f"import -o {out}: {done.stderr}")
+    # a config.json that is no file, or of no family
+    os.mkdir(bench.path("model"))
+    os.mkfifo(bench.path("model/config.json"))
+    code, _, err = bench.run("import", "model")
+    check(code == 1 and "cannot read model/config.json: it is no file" in err, f"import of a pipe: {code} {err}")
+    for value, says in (("7", "model_type 7 is not known"), ('["mixtral"]', 'model_type ["mixtral"] is not known'), ("null", "is missing")):
+        with open(bench.path("config.json"), "w", encoding="utf-8") as out:
+            out.write(f'{{"model_type": {value}}}')
+        code, _, err = bench.run("import", "config.json")
+        check(code == 1 and says in err and err.count("\n") == 1, f"model_type {value}: {code} {err}")
+
+
 def refusals(bench):
     """What no plan of a system can do, with the caret under the pin that asks for it."""
     with open(bench.tiny, encoding="utf-8") as file:
@@ -177,6 +237,49 @@ def refusals(bench):
         caret = lines[1][lines[2].find("^"):][:lines[2].count("^") + lines[2].count("~")]
         check(code in (1, 3) and out == "" and says in lines[0], f"{words}: {code} {err}")
         check(caret == under, f"{words}: the caret is under {caret!r}, not {under!r}\n{err}")
+
+
+ABSURD = """
+model m {{ layers = 4;  hidden = 64;  vocab = 256
+  attention {{ heads = 4;  kv_heads = 2;  head_dim = 16 }}
+  moe {{ experts = 8;  top_k = 2;  hidden = 128 }} }}
+gpu g {{ flops = {flops} FLOPS;  memory = 2 GiB;  hbm = {hbm} B/s }}
+node n {{ gpu = g;  gpus = 4;  nics = 4;  nvlink = {nvlink} B/s;  nic = {nic} B/s }}
+cluster c {{ nodes = {nodes};  node = n }}
+shape s {{ seq = 512;  micro_batch = 2;  global_batch = 16 }}
+"""
+
+
+def absurd(bench):
+    """Rates at which times leave the numbers that hold them are told as such; at those above a step is planned."""
+    usual = {"flops": 5e10, "hbm": 1e10, "nvlink": 4e9, "nic": 4e9, "nodes": 1}
+    for key, rate, nodes, refused in [(k, r, n, r < 1) for k, n in (("flops", 1), ("hbm", 1), ("nvlink", 1), ("nic", 2)) for r in
+                                      (1e-300, 1e-6, 1000)] + [("nic", 1e-300, 1, False)]:
+        with open(bench.path("absurd.moespec"), "w", encoding="utf-8") as out:
+            out.write(ABSURD.format(**{**usual, key: rate, "nodes": nodes}))
+        for system in ("af_pipe", "megatron"):
+            code, _, err = bench.run("plan", "absurd.moespec", "--system", system)
+            said = [line for line in err.splitlines() if "error:" in line]
+            if refused:
+                check(code == 1 and len(said) == 1 and f"error: at this {key} a step of shape s takes" in said[0], f"{key} {rate}: {code} {err}")
+            else:
+                check(code == 0 and not said, f"{key} {rate}: {code} {err}")
+
+
+def texts(bench):
+    """One of something is told as one, and a group without layers has none."""
+    one = ABSURD.format(flops=5e10, hbm=1e10, nvlink=4e9, nic=4e9, nodes=1).replace("layers = 4", "layers = 1").replace("global_batch = 16", "global_batch = 2")
+    with open(bench.path("one.moespec"), "w", encoding="utf-8") as out:
+        out.write(one + "plan { schedule = megatron;  replicas = 1;  stages = 1 }\n")
+    bench.ok("build", "one.moespec", "-o", "one", "--target", "emu")
+    plan = subprocess.run([bench.path("one/train"), "--plan"], capture_output=True, text=True, timeout=60, check=False).stdout
+    for text in (bench.ok("plan", "one.moespec"), bench.ok("schedule", "one.moespec"), bench.ok("sim", "one.moespec"), plan):
+        check("1 micro-batch" in text and not re.search(r"\b1 (micro-batches|pairs|replicas|sequences|ranks|groups)\b", text), text[:400])
+    head = ABSURD.format(flops=5e10, hbm=1e10, nvlink=4e9, nic=4e9, nodes=1).replace("vocab = 256", "vocab = 50000")
+    with open(bench.path("head.moespec"), "w", encoding="utf-8") as out:
+        out.write(head + "plan { schedule = af_pipe;  attention_stages = 2;  ffn_stages = 1;  replicas = 1 }\n")
+    text = bench.ok("plan", "head.moespec")
+    check(re.search(r"^A1 +1 +1  head  ", text, re.M) and "(0)" not in text, text)
 
 
 def limits(bench):
@@ -366,11 +469,12 @@ def sweep(bench):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=["usage", "refusals", "limits", "json", "page", "sweep"])
+    parser.add_argument("part", choices=["usage", "outputs", "absurd", "texts", "refusals", "limits", "json", "page", "sweep"])
     parser.add_argument("--moec", required=True)
     parser.add_argument("--specs", required=True)
     args = parser.parse_args()
-    {"usage": usage, "refusals": refusals, "limits": limits, "json": json_part, "page": page, "sweep": sweep}[args.part](Bench(args.moec, args.specs))
+    {"usage": usage, "outputs": outputs, "absurd": absurd, "texts": texts, "refusals": refusals, "limits": limits, "json": json_part, "page": page,
+     "sweep": sweep}[args.part](Bench(args.moec, args.specs))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

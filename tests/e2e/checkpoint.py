@@ -71,7 +71,7 @@ class Checkpoints(Runner):
         bundle = os.path.join(self.work, name)
         if not os.path.exists(bundle):
             quickly = ["--cflags=-O0"] if model else []
-            self.compile(text, "-q", *quickly, name=name)
+            self.compile(text, *quickly, name=name)
         return Program(self, bundle, shaped)
 
     def expect(self, good, label, what=""):

@@ -61,7 +61,7 @@ def text_of(c, shapes):
 
 class Shapes(Runner):
     def make(self, c, shapes, *options):
-        return self.compile(text_of(c, shapes), "-q", *options)
+        return self.compile(text_of(c, shapes), *options)
 
 
 def parity_of(r, c, shapes):

@@ -73,6 +73,13 @@ def case_restart():
             code, err = train("a=1 f=1" + (" done=2" if steps == 4 else ""), *data, "--steps", str(steps), "--save", folder + "/",
                               "--resume", folder)
             check(code == 0 and said in err, err)
+    # however it is spelled, also before it is there
+    here = os.getcwd()
+    for save, resume in (("./un//", "un"), (here + "/deux", "deux/."), ("empty/../trois", "./trois"), ("q/r", "./q//r/")):
+        code, err = train("a=1 f=1", *data, "--steps", "2", "--save", save, "--resume", resume)
+        check("holds no checkpoint yet: beginning with step 1" in err or "cannot" in err and save == "q/r", f"{save} {resume}: {err}")
+    code, err = train("a=1 f=1", *data, "--steps", "2", "--log", "./neu", "--dump-weights", "neu")
+    check(code == 2 and "--log and --dump-weights name the same file" in err and not os.path.exists("neu"), err)
     for more in ([], ["--save", "elsewhere"]):
         code, err = train("a=1 f=1", *data, "--steps", "2", "--resume", "nothing", *more)
         check(code == 1 and "cannot resume from nothing: No such file" in err, err)

@@ -296,7 +296,7 @@ def case_foreign(case):
     with open(trace, encoding="ascii") as f:
         lines = f.read().split("\n")
     at = next(i for i, line in enumerate(lines) if "ATT_FWD" in line)
-    for value, says in ((' "dur": 0,', "is 0;"), (' "dur": -1.5,', "is -1.5;"), (' "dur": "x",', 'is "x";'), ("", "has no")):
+    for value, says in ((' "dur": 0,', "is 0;"), (' "dur": -1.5,', "is -1.5;"), (' "dur": 1e300,', "at most 1e+15"), (' "dur": "x",', 'is "x";'), ("", "has no")):
         with open(trace, "w", encoding="ascii") as f:
             f.write("\n".join(lines[:at] + [re.sub(r' "dur": [0-9.]+,', value, lines[at])] + lines[at + 1:]))
         err = case.moec("calibrate", "--run", f"{spec},{trace}", "-o", out, code=1).stderr

@@ -23,6 +23,7 @@ typedef struct Options {
   const char *html, *trace, *svg, *out;
   const char *target, *cc, *cflags, *runtime_lib;
   const char *trials, *radius, *steps, *launch, *work, *name, *as;
+  const char *measured, *predicted;
   bool json, explain, orders, timing, write, check, sources_only, quiet;
 } Options;
 
@@ -58,7 +59,7 @@ struct Verb {
   const char *doc;
 };
 
-typedef enum OptKind { OPT_FLAG, OPT_TEXT, OPT_OUT, OPT_LIST } OptKind;
+typedef enum OptKind { OPT_FLAG, OPT_TEXT, OPT_IN, OPT_OUT, OPT_LIST } OptKind;
 
 /* A row of options.def. */
 typedef struct OptRow {
@@ -84,7 +85,7 @@ extern const int cli_n_options;
 
 /* Index of a verb, or -1 after a message. */
 int cli_verb(Arena *, const char *name);
-/* What options.def keeps of an option that was given; NULL: it was not. Of OPT_TEXT and OPT_OUT. */
+/* What options.def keeps of an option that was given; NULL: it was not. Not of OPT_FLAG and OPT_LIST. */
 const char *cli_text(const Options *, const OptRow *);
 
 /* help.c: for people, of one verb or with -1 of all; help_man.c, help_bash.c: for other programs, all verbs. */

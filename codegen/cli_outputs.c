@@ -9,12 +9,17 @@
 
 const char *cli_out(const Compile *c)
 {
-  bool build = c->verb->run == verb_build;
-  if (c->options->out || (!build && c->verb->run != verb_sim)) {
-    return c->options->out;
+  static const struct {
+    int (*run)(Compile *);
+    const char *ending, *without; /* without a name */
+  } known[] = {{verb_build, "", "bundle"}, {verb_sim, ".svg", "schedule"}, {verb_report, ".html", "report"}};
+  for (size_t i = 0; !c->options->out && i < sizeof known / sizeof *known; i++) {
+    if (known[i].run == c->verb->run) {
+      const char *stem = cli_stem(c);
+      return arena_printf(c->arena, "%s%s", stem ? stem : known[i].without, known[i].ending);
+    }
   }
-  const char *stem = cli_stem(c);
-  return arena_printf(c->arena, "%s%s", stem ? stem : build ? "bundle" : "schedule", build ? "" : ".svg");
+  return c->options->out;
 }
 
 /* The file of an output, NULL where the row is none or writes nothing. That of `build` is a folder. */
@@ -48,6 +53,9 @@ static bool spares_named(Compile *c, const char *input, const char *path)
 static bool spares_inputs(Compile *c, const char *path)
 {
   bool ok = spares_named(c, c->options->file, path);
+  for (int i = 0; ok && i < cli_n_options; i++) {
+    ok = cli_options[i].kind != OPT_IN || cli_spares(c, cli_text(c->options, &cli_options[i]), path);
+  }
   for (int i = 0; ok && i < c->options->runs.n; i++) {
     const char *run = c->options->runs.items[i], *comma = strrchr(run, ',');
     ok = !comma || (cli_spares(c, arena_printf(c->arena, "%.*s", (int)(comma - run), run), path) &&

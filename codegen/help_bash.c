@@ -70,7 +70,8 @@ static void print_word(FILE *out)
       if (strcmp(takes, "[VERB]") == 0) {
         fputs("_moec_words \"$_moec_verbs\"", out);
       } else {
-        fputs(strcmp(takes, "FILE.moespec") == 0 ? "_moec_files '*.moespec'" : "_moec_files", out);
+        const char *ending = strchr(takes, '|') ? NULL : strrchr(takes, '.');
+        fprintf(out, ending ? "_moec_files '*%s'" : "_moec_files", ending);
       }
       fputs(" ;;\n", out);
     }

@@ -1,33 +1,14 @@
-/* The page: one file with everything in it, which asks for nothing over the network. It is well-formed XML as well as
-   HTML. Charts are in page_chart.c; timelines are data that page.js draws. */
+/* The page of a comparison. Its frame and timelines are in page_frame.c, its charts in page_chart.c. */
 #include "codegen/page.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 #include "codegen/human.h"
-#include "codegen/output.h"
 
 enum { MAX_PANELS = 24 };
 
 /* ---- parts ---- */
-
-/* A file of ours, whole. */
-static bool copy_file(Arena *arena, Diag *diag, const char *home, const char *name, FILE *out)
-{
-  const char *path = arena_printf(arena, "%s/codegen/%s", home, name);
-  FILE *in = fopen(path, "rb");
-  char block[4096];
-  if (!in) {
-    return output_fail(diag, "read", path);
-  }
-  for (size_t got; (got = fread(block, 1, sizeof block, in)) > 0;) {
-    fwrite(block, 1, got, out);
-  }
-  bool ok = !ferror(in);
-  fclose(in);
-  return ok || output_fail(diag, "read", path);
-}
 
 /* "s4k" or "s4k, nic=25 GB/s"; also what tells timelines apart. */
 static const char *where_text(Arena *arena, const Comparison *c, int point, int shape)
@@ -68,22 +49,13 @@ static void print_panels(Arena *arena, const Comparison *c, Chart *chart, FILE *
   }
 }
 
-/* An entry of a legend; `style` is of its square. */
-static void print_key(FILE *out, const char *style, const char *name)
-{
-  fprintf(out,
-          "<li><svg viewBox=\"0 0 10 10\" aria-hidden=\"true\"><rect width=\"10\" height=\"10\" rx=\"2\" %s/></svg>%s"
-          "</li>",
-          style, name);
-}
-
 static void print_systems_legend(const Comparison *c, FILE *out)
 {
   fprintf(out, "<ul class=\"legend\">");
   for (int k = 0; k < c->n_systems; k++) {
     char style[48];
     snprintf(style, sizeof style, "style=\"fill:var(--s%d)\"", (int)c->systems[k] % 8);
-    print_key(out, style, plan_system_name(c->systems[k]));
+    page_key(out, style, plan_system_name(c->systems[k]));
   }
   fprintf(out, "</ul>\n");
 }
@@ -214,63 +186,23 @@ static void print_traffic(const Comparison *c, FILE *out)
 
 /* ---- timelines ---- */
 
-static void print_lane(const DrawLane *lane, double unit, FILE *out)
-{
-  int64_t at = 0;
-  fputc('[', out);
-  for (int i = 0; i < lane->n; i++) {
-    const DrawRect *r = &lane->rects[i];
-    int64_t begin = (int64_t)((double)r->begin / unit), end = (int64_t)((double)r->end / unit);
-    fprintf(out, "%s%" PRId64 ",%" PRId64 ",%d,%d,%d", i ? "," : "", begin - at, end > begin ? end - begin : 1, r->kind,
-            r->layer, r->n > 1 ? r->n : r->mb);
-    at = begin;
-  }
-  fputc(']', out);
-}
-
 static void print_timelines(const Comparison *c, FILE *out)
 {
-  fprintf(out, "<script type=\"application/json\" id=\"timelines\">{\"classes\":[");
-  for (int i = 0; i < DRAW_COUNT; i++) {
-    fprintf(out, "%s[\"%s\",\"%s\"]", i ? "," : "", draw_name((DrawClass)i), draw_colour((DrawClass)i));
-  }
-  fprintf(out, "],\n\"rows\":[");
-  const char *separator = "\n";
-  for (int i = 0; i < c->n_points * c->n_shapes * c->n_systems; i++) {
+  page_begin_timelines(out);
+  for (int i = 0, n = 0; i < c->n_points * c->n_shapes * c->n_systems; i++) {
     const CompareRow *row = &c->rows[i];
-    const Timeline *t = &row->timeline;
-    if (!row->ran || t->n_groups == 0) {
-      continue;
+    if (row->ran && row->timeline.n_groups > 0) {
+      page_timeline(out, n++, plan_system_name(row->system), i / c->n_systems, &row->timeline);
     }
-    double unit = t->step_ns > 2000000 ? (double)t->step_ns / 1e6 : 1;
-    fprintf(out,
-            "%s{\"title\":\"%s\",\"where\":%d,\"step\":%" PRId64 ",\"unit\":%.6g,\"joined\":%" PRId64 ",\"groups\":[",
-            separator, plan_system_name(row->system), i / c->n_systems, t->step_ns, unit, t->joined_ns);
-    for (int g = 0; g < t->n_groups; g++) {
-      fprintf(out, "%s\"%s\"", g ? "," : "", t->names[g]);
-    }
-    fprintf(out, "],\"lanes\":[");
-    for (int l = 0; l < t->n_groups * LANES; l++) {
-      fputs(l ? ",\n" : "", out);
-      print_lane(&t->lanes[l], unit, out);
-    }
-    fprintf(out, "]}");
-    separator = ",\n";
   }
-  fprintf(out, "\n]}</script>\n");
+  page_end_timelines(out);
 }
 
 static void print_timeline_section(Arena *arena, const Comparison *c, FILE *out)
 {
   fprintf(out, "<h2>Timelines</h2>\n<p class=\"lead\">One step as modelled, one time axis for all systems. Rows of a "
                "group: compute, sending, receiving. The wheel zooms, dragging moves, a double click shows all.</p>\n");
-  fprintf(out, "<ul class=\"legend\">");
-  for (int i = 0; i < DRAW_COUNT; i++) {
-    char style[32];
-    snprintf(style, sizeof style, "fill=\"%s\"", draw_colour((DrawClass)i));
-    print_key(out, style, draw_name((DrawClass)i));
-  }
-  fprintf(out, "</ul>\n<div class=\"bar\"><select id=\"where\" aria-label=\"shape\">");
+  page_begin_controls(out);
   for (int s = 0; s < c->n_shapes; s++) {
     for (int p = 0; p < c->n_points; p++) {
       fprintf(out, "<option value=\"%d\">", p * c->n_shapes + s);
@@ -278,10 +210,7 @@ static void print_timeline_section(Arena *arena, const Comparison *c, FILE *out)
       fprintf(out, "</option>");
     }
   }
-  fprintf(out, "</select><button id=\"in\" type=\"button\">zoom in</button><button id=\"out\" type=\"button\">zoom "
-               "out</button><button id=\"first\" type=\"button\">first 5 %%</button><button id=\"last\" "
-               "type=\"button\">last 5 %%</button><button id=\"all\" type=\"button\">all</button></div>\n"
-               "<div id=\"lanes\"></div><div id=\"tip\" role=\"tooltip\"></div>\n");
+  page_end_controls(out);
   print_timelines(c, out);
 }
 
@@ -363,10 +292,10 @@ static void print_body(Arena *arena, const Comparison *c, FILE *out)
       "<h2>Where the step goes</h2>\n<p class=\"lead\">Means over the GPUs. Exposed: the network moves something of "
       "a GPU while its compute waits. Bubble: nothing to compute and nothing on the way. The thin bar is "
       "communication that ran under compute.</p>\n<ul class=\"legend\">");
-  print_key(out, "class=\"compute\"", "compute");
-  print_key(out, "class=\"exposed\"", "exposed communication");
-  print_key(out, "class=\"bubble\"", "bubble");
-  print_key(out, "class=\"overlapped\"", "overlapped communication");
+  page_key(out, "class=\"compute\"", "compute");
+  page_key(out, "class=\"exposed\"", "exposed communication");
+  page_key(out, "class=\"bubble\"", "bubble");
+  page_key(out, "class=\"overlapped\"", "overlapped communication");
   fprintf(out, "</ul>\n");
   print_panels(arena, c, chart_times, out);
   fprintf(out, "<h2>Numbers</h2>\n");
@@ -389,15 +318,7 @@ static void print_body(Arena *arena, const Comparison *c, FILE *out)
 
 bool page_print(Arena *arena, Diag *diag, const Comparison *c, const char *home, FILE *out)
 {
-  fprintf(out, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n"
-               "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>");
-  page_text(out, c->points[0].spec.model.name);
-  fprintf(out, ": training systems compared</title>\n<style>\n");
-  bool ok = copy_file(arena, diag, home, "page.css", out);
-  fprintf(out, "</style></head>\n<body>\n");
+  bool ok = page_begin(arena, diag, home, c->points[0].spec.model.name, "training systems compared", out);
   print_body(arena, c, out);
-  fprintf(out, "<script>//<![CDATA[\n");
-  ok = ok && copy_file(arena, diag, home, "page.js", out);
-  fprintf(out, "//]]></script>\n</body></html>\n");
-  return ok;
+  return page_end(arena, diag, home, out) && ok;
 }

@@ -10,7 +10,8 @@
   const holder = document.getElementById("lanes");
   const choice = document.getElementById("where");
   const tip = document.getElementById("tip");
-  const LEFT = 46, ROW = 14, THIN = 5, GAP = 8, AXIS = 24, FIELDS = 5;
+  let LEFT = 46;
+  const ROW = 14, THIN = 5, GAP = 8, AXIS = 24, FIELDS = 5;
   let shown = [];
   let view = { begin: 0, end: 1 };
   let whole = 1;
@@ -227,6 +228,7 @@
         return;
       }
       decode(row);
+      LEFT = Math.max.apply(null, [46].concat(row.groups.map(function (name) { return 14 + 6.2 * name.length; })));
       whole = Math.max(whole, row.step);
       const box = document.createElement("div"), title = document.createElement("h3");
       const more = document.createElement("span"), canvas = document.createElement("canvas");

@@ -14,7 +14,7 @@ static const struct {
     [DRAW_PIPE] = {"stage to stage", "#d45d79"},  [DRAW_EXCHANGE] = {"gradients, weights", "#bfb6a8"},
 };
 
-static DrawClass draw_class(const MoeOp *op)
+DrawClass draw_class(const MoeOp *op)
 {
   switch ((MoeOpKind)op->kind) {
   case MOE_OP_EMBED_FWD:
@@ -56,7 +56,7 @@ const char *draw_name(DrawClass c)
   return classes[c].name;
 }
 
-static int draw_lane(const MoeOp *op)
+int draw_lane(const MoeOp *op)
 {
   return op->stream == MOE_STREAM_SEND ? LANE_SEND : op->stream == MOE_STREAM_RECV ? LANE_RECV : LANE_COMPUTE;
 }
@@ -70,7 +70,7 @@ static int by_begin(const void *a, const void *b)
   return (x->end > y->end) - (x->end < y->end);
 }
 
-/* Rects of one lane, sorted; ops of no length are left out. Returns how many. */
+/* Rects of one lane; ops of no length are left out. Returns how many. */
 static int collect(const SchedGroup *group, int lane, DrawRect *rects)
 {
   int n = 0;
@@ -84,9 +84,6 @@ static int collect(const SchedGroup *group, int lane, DrawRect *rects)
                               .layer = op->layer,
                               .mb = op->mb};
     }
-  }
-  if (n > 1) {
-    qsort(rects, (size_t)n, sizeof *rects, by_begin);
   }
   return n;
 }
@@ -123,21 +120,17 @@ static int join(const DrawRect *from, int n, int64_t gap, DrawRect *to)
   return kept;
 }
 
-void timeline_of(Arena *arena, const Plan *plan, const Schedule *sched, int most, Timeline *t)
+void timeline_join(Arena *arena, DrawLane *full, int most, Timeline *t)
 {
-  int n_lanes = sched->n_groups * LANES, all = 0;
-  *t = (Timeline){.n_groups = sched->n_groups, .step_ns = sched->step_ns};
+  int n_lanes = t->n_groups * LANES, all = 0;
   t->lanes = arena_new_array(arena, DrawLane, (size_t)n_lanes + 1);
-  t->names = (char(*)[16])arena_array(arena, (size_t)sched->n_groups + 1, sizeof *t->names);
-  Arena *scratch = arena_new();
-  DrawLane *full = arena_new_array(scratch, DrawLane, (size_t)n_lanes + 1);
   for (int i = 0; i < n_lanes; i++) {
-    const SchedGroup *group = &sched->groups[i / LANES];
-    full[i].rects = arena_new_array(scratch, DrawRect, (size_t)group->n_ops + 1);
-    full[i].n = collect(group, i % LANES, full[i].rects);
+    if (full[i].n > 1) {
+      qsort(full[i].rects, (size_t)full[i].n, sizeof *full[i].rects, by_begin);
+    }
     all += full[i].n;
   }
-  for (int64_t gap = sched->step_ns / 50000 + 1; all > most && gap < sched->step_ns; gap += gap / 4 + 1) {
+  for (int64_t gap = t->step_ns / 50000 + 1; all > most && gap < t->step_ns; gap += gap / 4 + 1) {
     t->joined_ns = gap;
     all = 0;
     for (int i = 0; i < n_lanes; i++) {
@@ -151,6 +144,21 @@ void timeline_of(Arena *arena, const Plan *plan, const Schedule *sched, int most
       t->lanes[i].rects[k] = full[i].rects[k];
     }
   }
+}
+
+void timeline_of(Arena *arena, const Plan *plan, const Schedule *sched, int most, Timeline *t)
+{
+  int n_lanes = sched->n_groups * LANES;
+  *t = (Timeline){.n_groups = sched->n_groups, .step_ns = sched->step_ns};
+  t->names = (char(*)[16])arena_array(arena, (size_t)sched->n_groups + 1, sizeof *t->names);
+  Arena *scratch = arena_new();
+  DrawLane *full = arena_new_array(scratch, DrawLane, (size_t)n_lanes + 1);
+  for (int i = 0; i < n_lanes; i++) {
+    const SchedGroup *group = &sched->groups[i / LANES];
+    full[i].rects = arena_new_array(scratch, DrawRect, (size_t)group->n_ops + 1);
+    full[i].n = collect(group, i % LANES, full[i].rects);
+  }
+  timeline_join(arena, full, most, t);
   for (int g = 0; g < sched->n_groups; g++) {
     const PlanGroup *group = &plan->groups[g];
     snprintf(t->names[g], sizeof t->names[g], "%s%s%d", group->role & PLAN_A ? "A" : "",

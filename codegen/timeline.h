@@ -20,7 +20,11 @@ typedef enum DrawClass {
 const char *draw_colour(DrawClass); /* "#rrggbb" */
 const char *draw_name(DrawClass);
 
+DrawClass draw_class(const MoeOp *); /* by kind, edge and micro-batch */
+
 enum { LANE_COMPUTE, LANE_SEND, LANE_RECV, LANES };
+
+int draw_lane(const MoeOp *); /* by its stream */
 
 typedef struct DrawRect {
   int64_t begin, end;
@@ -43,7 +47,11 @@ typedef struct Timeline {
   int64_t joined_ns; /* ops with gaps shorter than this are one rectangle; 0: every op is its own */
 } Timeline;
 
-/* At most about `most` rectangles in all. */
+/* Fills lanes and joined_ns from the ops of each lane, `full` [n_groups][LANES], which it sorts and overwrites, at most
+   about `most` rectangles in all. n_groups and step_ns are given. */
+void timeline_join(Arena *, DrawLane *full, int most, Timeline *);
+
+/* That of a schedule. */
 void timeline_of(Arena *, const Plan *, const Schedule *, int most, Timeline *);
 
 #endif

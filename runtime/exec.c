@@ -202,6 +202,10 @@ static void set_call(const MoeExec *x, int32_t op)
   MoeCall *call = &x->info[op].call;
   call->step = (uint32_t)x->tick;
   call->inv_tokens = x->step.inv_tokens;
+  call->load = NULL;
+  if (x->ops[op].kind == MOE_OP_ATT_FWD && x->step.load != NULL && call->layer >= b->dense) {
+    call->load = x->step.load + (size_t)(call->layer - b->dense) * 2 * (size_t)b->experts;
+  }
   if (x->ops[op].kind == MOE_OP_HEAD) {
     call->logits = x->step.logits != NULL ? x->step.logits + first_sequence(x, call->mb) * b->seq * b->vocab : NULL;
   }

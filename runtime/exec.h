@@ -67,6 +67,7 @@ typedef struct MoeStep {
   bool update; /* false: evaluation */
   bool trace;
   double inv_tokens;
+  uint32_t *load;   /* where the step's tokens are counted by expert, moe_load_begin(); or NULL */
   float *logits;    /* [global_batch, seq, vocab] to be kept, or NULL */
   MoeAdam adam;     /* without scale */
   int64_t begin_ns; /* of a rehearsal's timeline */

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -246,12 +247,18 @@ static MoeStatus open_data(MoeRun *run)
 
 static MoeStatus open_log(MoeRun *run)
 {
-  run->report = (MoeReport){.log_fd = -1,
+  run->report = (MoeReport){.log_experts = run->options->log_experts,
+                            .log_fd = -1,
                             .log_path = run->options->log,
                             .live = isatty(STDERR_FILENO) == 1,
                             .steps = run->options->steps,
                             .first_step = run->first_step,
                             .peak_flops = run->bundle->peak_flops};
+  run->metrics = (MoeMetrics){.path = run->options->metrics,
+                              .model = run->bundle->model,
+                              .system = run->bundle->system,
+                              .steps = run->options->steps,
+                              .held_out = NAN};
   if (run->options->log != NULL) {
     int fresh = run->resume != NULL ? 0 : O_TRUNC;
     run->report.log_fd = open(run->options->log, O_WRONLY | O_CREAT | fresh | O_APPEND | O_CLOEXEC, 0666);
@@ -286,7 +293,8 @@ static MoeStatus map_shared(MoeRun *run)
   }
   int32_t n = moe_n_ranks(first);
   int32_t ports = first->emu != NULL ? moe_emu_ports(first) : o->link > 0 ? 2 * n : 0;
-  MOE_TRY(moe_shared_map(run->shared, n, run->wirings[shapes - 1].shared_end, ports, max_ops));
+  MOE_TRY(moe_shared_map(run->shared, n, run->wirings[shapes - 1].shared_end, ports, max_ops,
+                         first->emu == NULL && (o->log != NULL || o->metrics != NULL) ? moe_load_cells(first) : 0));
   if (ports > 0) {
     moe_pace_init(run->shared->pacer, n, ports, run->shared->comm_bells);
   }

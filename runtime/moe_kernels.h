@@ -80,9 +80,10 @@ typedef struct MoeCall {
   int32_t n_in;
 
   /* scales and sums */
-  double inv_tokens;         /* 1 / valid tokens of the global batch */
-  double inv_seqs;           /* 1 / sequences of the global batch */
-  double *scalars;           /* [MOE_SC_COUNT], added to */
+  double inv_tokens; /* 1 / valid tokens of the global batch */
+  double inv_seqs;   /* 1 / sequences of the global batch */
+  double *scalars;   /* [MOE_SC_COUNT], added to */
+  uint32_t *load;    /* ATT_FWD: [2: tokens that chose an expert, of them dropped][experts], added to; or NULL */
   const int32_t *route_only; /* experts the router may choose from, or NULL for all */
   int32_t n_route_only;
 } MoeCall;

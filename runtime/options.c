@@ -59,6 +59,10 @@ static const struct {
     {"eval-every", "N", COUNT, offsetof(MoeOptions, eval_every), 1, 1e15, FREE, REAL,
      "evaluate every N steps, not only at the end"},
     {"log", "FILE", TEXT, offsetof(MoeOptions, log), 0, 0, FREE, OUT, "write one JSON object per step"},
+    {"log-experts", "N", COUNT, offsetof(MoeOptions, log_experts), 1, 1e15, FREE, REAL,
+     "with --log: also how many tokens every expert got, every N steps"},
+    {"metrics", "FILE", TEXT, offsetof(MoeOptions, metrics), 0, 0, FREE, OUT | REAL,
+     "keep the present state here, in Prometheus's text format"},
     {"trace", "FILE", TEXT, offsetof(MoeOptions, trace), 0, 0, FREE, OUT | STEP,
      "write a step's ops as Chrome trace events"},
     {"trace-step", "N", COUNT, offsetof(MoeOptions, trace_step), 1, 1e15, FREE, 0, "which step (default: the last)"},
@@ -480,6 +484,10 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
   }
   if (o->resume != NULL && o->init != NULL && !moe_options_restarts(o)) {
     moe_error("--init and --resume say different things; choose one, or --resume from the folder of --save");
+    return MOE_EINVAL;
+  }
+  if (o->log == NULL && o->log_experts > 0) {
+    moe_error("--log-experts has no effect without --log FILE");
     return MOE_EINVAL;
   }
   if (o->save == NULL && (o->save_every > 0 || o->keep_last > 0)) {

@@ -24,6 +24,8 @@ typedef struct MoeOptions {
   int64_t mask_after;
   int64_t eval_every;
   const char *log;
+  const char *metrics;
+  int64_t log_experts;
   const char *trace;
   int64_t trace_step; /* from 1 */
   const char *save;   /* folder of checkpoints */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -35,9 +36,9 @@ static const char *plain_shape(char *text, size_t n, const char *shape)
   return text;
 }
 
-static MoeStatus append(const MoeReport *r, const char *line, int n)
+static MoeStatus append(const MoeReport *r, const char *line, size_t n)
 {
-  if (r->log_fd >= 0 && write(r->log_fd, line, (size_t)n) != n) {
+  if (r->log_fd >= 0 && write(r->log_fd, line, n) != (ssize_t)n) {
     moe_error("cannot write %s: %s", r->log_path, errno != 0 ? strerror(errno) : "short write");
     return MOE_EIO;
   }
@@ -81,19 +82,61 @@ static void print_progress(MoeReport *r, const MoeStepResult *s, double rate)
   r->open_line = r->live;
 }
 
+/* ,"NAME":[[...],...]: which: 0 for choices, 1 for drops. */
+static void print_experts(FILE *out, const MoeLoad *load, const char *name, int which)
+{
+  fprintf(out, ",\"%s\":[", name);
+  for (int32_t l = 0; l < load->layers; l++) {
+    const uint64_t *cells = load->cells + ((size_t)l * 2 + (size_t)which) * (size_t)load->experts;
+    for (int32_t e = 0; e < load->experts; e++) {
+      fprintf(out, "%s%llu", e > 0 ? "," : l > 0 ? ",[" : "[", (unsigned long long)cells[e]);
+    }
+    fputc(']', out);
+  }
+  fputc(']', out);
+}
+
+static void print_step(FILE *out, const MoeReport *r, const MoeStepResult *s, double rate)
+{
+  char a[32], b[32], c[32], d[32], shape[96];
+  double fullest = moe_load_fullest(&s->load);
+  fprintf(out,
+          "{\"step\":%lld,%s\"loss\":%s,\"balance_loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
+          "\"tokens_per_s\":%.1f,\"step_ms\":%.3f,\"dropped\":%.0f",
+          (long long)s->step, json_shape(shape, sizeof shape, s->shape), number(a, sizeof a, s->loss),
+          number(b, sizeof b, s->balance_loss), number(c, sizeof c, s->grad_norm), number(d, sizeof d, s->lr),
+          (long long)s->tokens, rate, (double)s->step_ns * 1e-6, s->dropped);
+  if (fullest > 0) {
+    fprintf(out, ",\"fullest_expert\":%.4f", fullest);
+  }
+  if (fullest > 0 && r->log_experts > 0 && s->step % r->log_experts == 0) {
+    print_experts(out, &s->load, "load", 0);
+    if (s->dropped > 0) {
+      print_experts(out, &s->load, "load_dropped", 1);
+    }
+  }
+  fputs("}\n", out);
+}
+
 MoeStatus moe_report_step(MoeReport *r, const MoeStepResult *s)
 {
   double seconds = (double)s->step_ns * 1e-9;
   double rate = seconds > 0 ? (double)s->tokens / seconds : 0;
-  char a[32], b[32], c[32], d[32], shape[96];
-  char line[416];
-  int n = snprintf(line, sizeof line,
-                   "{\"step\":%lld,%s\"loss\":%s,\"balance_loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
-                   "\"tokens_per_s\":%.1f,\"step_ms\":%.3f}\n",
-                   (long long)s->step, json_shape(shape, sizeof shape, s->shape), number(a, sizeof a, s->loss),
-                   number(b, sizeof b, s->balance_loss), number(c, sizeof c, s->grad_norm), number(d, sizeof d, s->lr),
-                   (long long)s->tokens, rate, (double)s->step_ns * 1e-6);
-  MOE_TRY(append(r, line, n));
+  char *line = NULL;
+  size_t n = 0;
+  FILE *out = r->log_fd >= 0 ? open_memstream(&line, &n) : NULL;
+  MoeStatus status = MOE_OK;
+  if (out != NULL) {
+    print_step(out, r, s, rate);
+  }
+  if (r->log_fd >= 0 && (out == NULL || fclose(out) != 0)) {
+    moe_error("out of memory for a line of the log");
+    status = MOE_ENOMEM;
+  } else {
+    status = append(r, line, n);
+  }
+  free(line);
+  MOE_TRY(status);
   print_progress(r, s, rate);
   return MOE_OK;
 }
@@ -107,7 +150,7 @@ MoeStatus moe_report_rehearsed(MoeReport *r, const MoeRehearsedStep *s)
                    "\"real_ms\":%.3f}\n",
                    (long long)s->step, json_shape(shape, sizeof shape, s->shape), s->executed_ns * 1e-6,
                    s->modelled_ns * 1e-6, s->late_ns * 1e-6, s->scale, (double)s->real_ns * 1e-6);
-  MOE_TRY(append(r, line, n));
+  MOE_TRY(append(r, line, (size_t)n));
   snprintf(
       line, sizeof line,
       "step %lld/%lld%s  executed %.3f ms  modelled %.3f ms  (%+.2f %%)  real %.0f ms at scale %g, ops late by up to "
@@ -124,7 +167,7 @@ MoeStatus moe_report_eval(MoeReport *r, int64_t step, const char *shape, double 
   char line[256];
   int n = snprintf(line, sizeof line, "{\"step\":%lld,%s\"eval_loss\":%s}\n", (long long)step,
                    json_shape(name, sizeof name, shape), number(a, sizeof a, loss));
-  MOE_TRY(append(r, line, n));
+  MOE_TRY(append(r, line, (size_t)n));
   snprintf(line, sizeof line, "step %lld/%lld%s  held-out loss %.4f%s\n", (long long)step, (long long)r->steps,
            plain_shape(name, sizeof name, shape), loss, r->live ? "\x1b[K" : "");
   show(line);

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "runtime/load.h"
 #include "runtime/moe_status.h"
 
 typedef struct MoeReport {
@@ -17,6 +18,7 @@ typedef struct MoeReport {
   int64_t begin_ns;
   int64_t printed_ns; /* last progress line */
   double peak_flops;
+  int64_t log_experts; /* every so many steps the log has each expert's tokens; 0: never */
 } MoeReport;
 
 typedef struct MoeStepResult {
@@ -26,7 +28,9 @@ typedef struct MoeStepResult {
   double loss, balance_loss, grad_norm, lr;
   int64_t tokens; /* of this step */
   int64_t step_ns;
-  bool skipped; /* not finite: no update */
+  bool skipped;   /* not finite: no update */
+  double dropped; /* pairs of token and expert over the capacity */
+  MoeLoad load;
 } MoeStepResult;
 
 /* A step of a rehearsal. Times are modelled ones, but for how long it really took. */

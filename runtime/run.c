@@ -160,6 +160,9 @@ static MoeStatus evaluate(MoeRun *run, const Now *now)
   MOE_TRY(load_batch(now, true));
   MOE_TRY(count_labels(now, true, &eval.inv_tokens));
   MOE_TRY(moe_exec_step(x, &eval));
+  if (x->me.rank == 0) {
+    moe_metrics_eval(&run->metrics, x->totals[MOE_SC_LOSS]);
+  }
   return x->me.rank == 0 ? moe_report_eval(&run->report, now->t + 1, now->shape, x->totals[MOE_SC_LOSS]) : MOE_OK;
 }
 
@@ -175,6 +178,7 @@ static MoeStatus train_step(MoeRun *run, const Now *now, int64_t *updates)
   MoeStep step = {.update = true,
                   .trace = o->trace != NULL && t + 1 == o->trace_step,
                   .inv_tokens = inv_tokens,
+                  .load = moe_load_begin(x->shared, b, x->me.rank, t),
                   .logits = t + 1 == o->steps ? run->logits.values : NULL,
                   .adam = {.lr = (float)lr,
                            .beta1 = (float)b->beta1,
@@ -206,8 +210,11 @@ static MoeStatus train_step(MoeRun *run, const Now *now, int64_t *updates)
                           .lr = lr,
                           .tokens = (int64_t)b->global_batch * b->seq,
                           .step_ns = moe_now_ns() - begin,
-                          .skipped = !finite};
-  return moe_report_step(&run->report, &result);
+                          .skipped = !finite,
+                          .dropped = x->totals[MOE_SC_DROPPED],
+                          .load = moe_load_sum(x->shared, b, t, run->load)};
+  MOE_TRY(moe_report_step(&run->report, &result));
+  return moe_metrics_step(&run->metrics, &result, run->report.peak_flops);
 }
 
 /* Tells what has become of the save under way. wait: until it has ended. */
@@ -312,18 +319,23 @@ int moe_run_rank(void *arg, int32_t rank)
   } else {
     moe_exec_init_weights(first, run->options->seed, run->init);
   }
+  if (rank == 0 && run->shared->loads != NULL) {
+    run->load = calloc(moe_load_cells(run->bundle), sizeof *run->load);
+  }
   MoeSaver saver;
   MoeStatus status = moe_saver_open(&saver, first, run->options->save, run->options->keep_last);
   set_phase(first, MOE_PHASE_RUN);
   if (status == MOE_OK) {
     status = run->bundle->emu != NULL ? moe_rehearse(run, &shapes) : run_steps(run, &shapes, &saver);
   }
+  if (status == MOE_OK && rank == 0) {
+    moe_report_end(&run->report);
+    status = moe_metrics_end(&run->metrics, run->report.peak_flops);
+  }
   if (status == MOE_OK) {
-    if (rank == 0) {
-      moe_report_end(&run->report);
-    }
     set_phase(first, MOE_PHASE_DONE);
   }
+  free(run->load);
   moe_saver_close(&saver);
   moe_shapes_close(&shapes);
   return status == MOE_OK ? 0 : 1;

@@ -7,6 +7,7 @@
 #include "runtime/hf_save.h"
 #include "runtime/logits.h"
 #include "runtime/options.h"
+#include "runtime/metrics.h"
 #include "runtime/report.h"
 #include "runtime/safetensors.h"
 
@@ -28,7 +29,9 @@ typedef struct MoeRun {
   MoeStWriter weights;
   MoeLogits logits;
   MoeHfSave hf;
-  MoeReport report; /* rank 0 uses it */
+  MoeReport report; /* rank 0 uses it, and the next two */
+  MoeMetrics metrics;
+  uint64_t *load; /* sums of moe_load_sum() */
 } MoeRun;
 
 /* Number of the first training sequence that step t reads, if it has this shape. Each shape goes through the data on

@@ -15,7 +15,8 @@ static uint64_t take(uint64_t *end, uint64_t bytes)
   return at;
 }
 
-MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, int32_t pace_ports, int32_t max_ops)
+MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, int32_t pace_ports, int32_t max_ops,
+                         size_t load_cells)
 {
   uint64_t n = (uint64_t)n_ranks;
   uint64_t end = 0;
@@ -24,6 +25,7 @@ MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, int
   uint64_t compute_bells = take(&end, n * sizeof(MoeBell));
   uint64_t pacer = take(&end, pace_ports > 0 ? moe_pace_bytes(n_ranks, pace_ports) : 0);
   uint64_t times = take(&end, n * (uint64_t)max_ops * 2 * sizeof(int64_t));
+  uint64_t loads = take(&end, 2 * n * load_cells * sizeof(uint32_t));
   uint64_t slabs = take(&end, slab_bytes);
   int fd = memfd_create("moe", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, (off_t)end) != 0) {
@@ -50,6 +52,7 @@ MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, int
       .pacer = pace_ports > 0 ? (MoePacer *)(void *)(base + pacer) : NULL,
       .times = max_ops > 0 ? (_Atomic int64_t *)(void *)(base + times) : NULL,
       .max_ops = max_ops,
+      .loads = load_cells > 0 ? (uint32_t *)(void *)(base + loads) : NULL,
       .slabs = base + slabs,
       .slab_bytes = slab_bytes,
   };

@@ -4,6 +4,7 @@
 #define MOE_SHARED_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "runtime/bell.h"
@@ -45,12 +46,14 @@ typedef struct MoeShared {
   MoePacer *pacer;        /* NULL where links are not paced */
   _Atomic int64_t *times; /* [n_ranks][2 * max_ops] start and end of every op, ns; NULL without --trace */
   int32_t max_ops;
+  uint32_t *loads; /* [2][n_ranks][load_cells] of moe_load_begin(); NULL: not counted */
   uint8_t *slabs;
   uint64_t slab_bytes;
 } MoeShared;
 
-/* pace_ports 0: links are not paced; max_ops 0: no trace. */
-MoeStatus moe_shared_map(MoeShared *, int32_t n_ranks, uint64_t slab_bytes, int32_t pace_ports, int32_t max_ops);
+/* pace_ports 0: links are not paced; max_ops 0: no trace; load_cells 0: experts' tokens are not counted. */
+MoeStatus moe_shared_map(MoeShared *, int32_t n_ranks, uint64_t slab_bytes, int32_t pace_ports, int32_t max_ops,
+                         size_t load_cells);
 void moe_shared_unmap(MoeShared *);
 
 #endif

@@ -191,6 +191,10 @@ MoeStatus moe_router(const MoeCall *call, const MoeAttSaved *s)
         mean[e] += (double)p[e] * share;
       }
     }
+    for (size_t e = 0; call->load != NULL && e < MOE_EXPERTS; e++) {
+      call->load[e] += picks[e];
+      call->load[MOE_EXPERTS + e] += picks[e] > limit ? picks[e] - limit : 0;
+    }
     for (size_t e = 0; e < MOE_EXPERTS; e++) {
       balance += (double)picks[e] * MOE_EXPERTS / ((double)seq * MOE_TOP_K) * (mean[e] / (double)seq);
     }

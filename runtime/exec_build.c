@@ -86,8 +86,9 @@ static MoeStatus open_end(MoeExec *x, MoeEnd *end, int32_t src, int32_t dst)
 {
   const MoeLinkPlan *plan = moe_link_plan(x->wiring, src, dst);
   int32_t other = src == x->me.rank ? dst : src;
-  MoePeer a = {.rank = x->me.rank};
-  MoePeer b = {.rank = other};
+  const uint64_t *host_of = x->shared->host_of;
+  MoePeer a = {.rank = x->me.rank, .host = host_of != NULL ? host_of[x->me.rank] : 0};
+  MoePeer b = {.rank = other, .host = host_of != NULL ? host_of[other] : 0};
   *end = (MoeEnd){.plan = plan,
                   .other = other,
                   .peer_index = moe_rank_of(x->bundle, other).index,
@@ -100,7 +101,8 @@ static MoeStatus open_end(MoeExec *x, MoeEnd *end, int32_t src, int32_t dst)
                         .n_slots = plan->n_slots,
                         .slab = src == dst ? x->mem.self_slabs : x->shared->slabs,
                         .offset = plan->offset,
-                        .capacity = plan->capacity};
+                        .capacity = plan->capacity,
+                        .net = x->shared->net};
   if (end->link.transport == NULL) {
     moe_error("no transport reaches rank %d", other);
     return MOE_EPEER;

@@ -15,6 +15,13 @@
 #include "runtime/log.h"
 #include "runtime/moe_link.h"
 
+static uint64_t joined_id;
+
+void moe_file_join(uint64_t id)
+{
+  joined_id = id;
+}
+
 MoeStatus moe_file_begin(MoeFile *f, const char *path)
 {
   *f = (MoeFile){.fd = -1, .path = path};
@@ -33,12 +40,16 @@ MoeStatus moe_file_begin(MoeFile *f, const char *path)
     *f = MOE_NO_FILE;
     return MOE_EIO;
   }
-  snprintf(f->temp, room, "%s.tmp%ld", f->target, (long)getpid());
-  f->fd = open(f->temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (f->fd >= 0) {
+  f->joined = joined_id != 0;
+  snprintf(f->temp, room, "%s.tmp%llu", f->target,
+           f->joined ? (unsigned long long)joined_id : (unsigned long long)getpid());
+  f->fd = open(f->temp, f->joined ? O_RDWR | O_CLOEXEC : O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (f->fd >= 0 && !f->joined) {
     moe_file_hold(f->fd);
-  } else {
-    moe_error("cannot create %s: %s", path, strerror(errno));
+  } else if (f->fd < 0) {
+    moe_error(f->joined ? "cannot open %s as rank 0's process has begun it (do all hosts share its folder?): %s"
+                        : "cannot create %s: %s",
+              path, strerror(errno));
     free(f->temp);
     free(f->target);
     *f = MOE_NO_FILE;
@@ -105,7 +116,9 @@ void moe_file_abandon(MoeFile *f)
 {
   if (f->fd >= 0) {
     close(f->fd);
-    unlink(f->temp);
+    if (!f->joined) {
+      unlink(f->temp);
+    }
     free(f->temp);
     free(f->target);
     *f = MOE_NO_FILE;

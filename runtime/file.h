@@ -14,11 +14,15 @@ typedef struct MoeFile {
   const char *path;
   char *target; /* path without links */
   char *temp;
+  bool joined; /* another process has made it and will name it */
 } MoeFile;
 
 #define MOE_NO_FILE ((MoeFile){.fd = -1})
 
 MoeStatus moe_file_begin(MoeFile *, const char *path);
+
+/* From now on moe_file_begin() opens what the process of this id, on whichever host, has begun; 0: own files again. */
+void moe_file_join(uint64_t id);
 MoeStatus moe_file_write_at(const MoeFile *, const void *bytes, size_t n, uint64_t offset);
 MoeStatus moe_file_sync(const MoeFile *); /* what has been written so far is on disk */
 MoeStatus moe_file_commit(MoeFile *);     /* syncs, renames, closes */

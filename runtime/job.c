@@ -15,6 +15,7 @@
 #include "runtime/checkpoint_dir.h"
 #include "runtime/checkpoint_save.h"
 #include "runtime/emu.h"
+#include "runtime/job_team.h"
 #include "runtime/launch.h"
 #include "runtime/log.h"
 #include "runtime/mapped.h"
@@ -259,7 +260,7 @@ static MoeStatus open_log(MoeRun *run)
                               .system = run->bundle->system,
                               .steps = run->options->steps,
                               .held_out = NAN};
-  if (run->options->log != NULL) {
+  if (run->options->log != NULL && run->seat->process == 0) {
     int fresh = run->resume != NULL ? 0 : O_TRUNC;
     run->report.log_fd = open(run->options->log, O_WRONLY | O_CREAT | fresh | O_APPEND | O_CLOEXEC, 0666);
     if (run->report.log_fd < 0) {
@@ -291,10 +292,22 @@ static MoeStatus map_shared(MoeRun *run)
       max_ops = b->groups[g].n_ops > max_ops ? b->groups[g].n_ops : max_ops;
     }
   }
-  int32_t n = moe_n_ranks(first);
+  int32_t n = moe_n_ranks(first), fd = -1;
+  MoeTeam *team = run->team;
+  bool leads = team == NULL || moe_team_leader(team) == run->seat->process; /* of this host's processes */
   int32_t ports = first->emu != NULL ? moe_emu_ports(first) : o->link > 0 ? 2 * n : 0;
-  MOE_TRY(moe_shared_map(run->shared, n, run->wirings[shapes - 1].shared_end, ports, max_ops,
-                         first->emu == NULL && (o->log != NULL || o->metrics != NULL) ? moe_load_cells(first) : 0));
+  bool counts =
+      first->emu == NULL && (o->log != NULL || o->metrics != NULL) && (team == NULL || moe_team_one_host(team));
+  size_t load_cells = counts ? moe_load_cells(first) : 0; /* of other hosts' ranks rank 0 sees none */
+  MOE_TRY(leads ? MOE_OK : moe_team_share(team, &fd));
+  MOE_TRY(moe_shared_map(run->shared, n, run->wirings[shapes - 1].shared_end, ports, max_ops, load_cells, fd));
+  if (team != NULL) {
+    run->shared->host_of = team->host_of;
+    team->shared = run->shared;
+  }
+  if (!leads) {
+    return MOE_OK;
+  }
   if (ports > 0) {
     moe_pace_init(run->shared->pacer, n, ports, run->shared->comm_bells);
   }
@@ -306,14 +319,20 @@ static MoeStatus map_shared(MoeRun *run)
   for (int32_t k = 0; o->exec.poison && k < shapes; k++) {
     poison_slots(run, &run->wirings[k]);
   }
-  return MOE_OK;
+  return team != NULL ? moe_team_share(team, &run->shared->fd) : MOE_OK;
 }
 
-/* Makes every file now, so that a wrong path is found before the training and not after it. */
+/* Makes every file now, so that a wrong path is found before the training and not after it. Of a job's processes the
+   first makes them, the others open those that their ranks write into. */
 static MoeStatus begin_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
 {
   const MoeOptions *o = run->options;
-  moe_options_sweep(o);
+  bool makes = run->seat->process == 0;
+  if (makes) {
+    moe_options_sweep(o);
+  } else {
+    moe_file_join(run->team->file_id);
+  }
   MOE_TRY(open_log(run));
   if (o->dump_grads != NULL) {
     MOE_TRY(moe_tensors_begin(&run->grads, run->bundle, o->dump_grads));
@@ -328,10 +347,11 @@ static MoeStatus begin_files(MoeRun *run, MoeFile *trace, MoeFile *batch)
   if (o->save_hf != NULL) {
     MOE_TRY(moe_hf_save_begin(&run->hf, run->bundle, o->save_hf, o->shard_bytes));
   }
-  if (o->trace != NULL) {
+  moe_file_join(0);
+  if (o->trace != NULL && makes) {
     MOE_TRY(moe_file_begin(trace, o->trace));
   }
-  if (o->dump_batch != NULL) {
+  if (o->dump_batch != NULL && makes) {
     MOE_TRY(moe_file_begin(batch, o->dump_batch));
   }
   return MOE_OK;
@@ -428,29 +448,48 @@ static MoeStatus open_checkpoints(MoeRun *run, MoeOptions *o, MoeCheckpoint *c, 
   if (o->save == NULL) {
     return MOE_OK;
   }
-  MOE_TRY(moe_ck_prepare(o->save, c->path, run->first_step, c->newest, lock_p));
+  if (run->seat->process == 0) {
+    MOE_TRY(moe_ck_prepare(o->save, c->path, run->first_step, c->newest, lock_p));
+  }
   run->save_first = c->path == NULL || !moe_ck_lies_in(c->path, o->save);
   return MOE_OK;
+}
+
+/* The ranks' life, and the end of it. */
+static int launch_all(MoeRun *run, MoeFile *trace, MoeFile *batch)
+{
+  MoeLaunch launch = {.bundle = run->bundle,
+                      .shared = run->shared,
+                      .first = run->seat->first,
+                      .n = run->seat->n,
+                      .team = run->team,
+                      .timeout_s = run->options->timeout_s,
+                      .run = moe_run_rank,
+                      .arg = run};
+  int code = moe_launch(&launch);
+  if (code == 0 && run->team != NULL && moe_team_done(run->team) != MOE_OK) {
+    code = 1;
+  }
+  if (code == 0 && run->seat->process == 0 && commit_files(run, trace, batch) != MOE_OK) {
+    code = 1;
+  }
+  return code == 0 && run->team != NULL && moe_team_bye(run->team) != MOE_OK ? 1 : code;
 }
 
 static int run_job(MoeRun *run)
 {
   MoeHfLoad init = {0};
+  MoeTeam team = {0};
   MoeFile trace = MOE_NO_FILE;
   MoeFile batch = MOE_NO_FILE;
   int code = 1;
-  if (open_data(run) == MOE_OK && open_init(run, &init) == MOE_OK && begin_files(run, &trace, &batch) == MOE_OK &&
-      map_shared(run) == MOE_OK) {
-    MoeLaunch launch = {.bundle = run->bundle,
-                        .shared = run->shared,
-                        .timeout_s = run->options->timeout_s,
-                        .run = moe_run_rank,
-                        .arg = run};
-    code = moe_launch(&launch);
-    if (code == 0 && commit_files(run, &trace, &batch) != MOE_OK) {
-      code = 1;
-    }
+  bool first = run->seat->process == 0; /* its files are there when the others hear of it */
+  if (open_data(run) == MOE_OK && open_init(run, &init) == MOE_OK &&
+      (!first || begin_files(run, &trace, &batch) == MOE_OK) && moe_job_meet(run, &team) == MOE_OK &&
+      (first || begin_files(run, &trace, &batch) == MOE_OK) && map_shared(run) == MOE_OK) {
+    code = launch_all(run, &trace, &batch);
   }
+  moe_job_part(run, code);
   moe_hf_close(&init);
   moe_st_abandon(&run->grads);
   moe_st_abandon(&run->weights);
@@ -511,6 +550,10 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
     return fflush(stdout) == 0 ? 0 : 1;
   }
   MoeShared shared = {0};
+  MoeSeat seat;
+  if (!options.memory && moe_job_seat(&seat, &options, bundle) != MOE_OK) {
+    return 2;
+  }
   int code = 1;
   int32_t shapes = moe_n_shapes(bundle);
   MoeWiring *wirings = moe_wirings_build(bundle, kernels);
@@ -531,6 +574,7 @@ int moe_train(const MoeBundle *bundle, const MoeKernels *kernels, int argc, char
                     .data = data,
                     .places = places,
                     .shared = &shared,
+                    .seat = &seat,
                     .grads = MOE_NO_ST_WRITER,
                     .weights = MOE_NO_ST_WRITER,
                     .logits = MOE_NO_LOGITS,

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +37,9 @@ typedef struct Child {
 typedef struct Job {
   const MoeLaunch *launch;
   Child *children;
-  struct pollfd *polls; /* signals, then two pipes per rank */
+  struct pollfd *polls; /* signals, then two pipes per rank, then other processes of the job */
+  int *team_fds;
+  int32_t first; /* of the ranks that run here; children[i] is rank first + i */
   int32_t n;
   int32_t alive;
   int signals;
@@ -111,9 +114,12 @@ static _Noreturn void be_rank(const Job *job, int32_t rank, pid_t launcher, int 
   signal(SIGPIPE, SIG_DFL);
   sigprocmask(SIG_SETMASK, &job->old_mask, NULL);
   close(job->signals);
-  for (int32_t r = 0; r < rank; r++) {
-    close(job->children[r].out[0].fd);
-    close(job->children[r].out[1].fd);
+  for (int32_t i = 0; i < rank - job->first; i++) {
+    close(job->children[i].out[0].fd);
+    close(job->children[i].out[1].fd);
+  }
+  if (job->launch->team != NULL) {
+    moe_team_leave(job->launch->team, rank);
   }
   dup2(fds[0], STDOUT_FILENO);
   dup2(fds[1], STDERR_FILENO);
@@ -155,7 +161,7 @@ static bool start_rank(Job *job, int32_t rank)
   close(err[1]);
   fcntl(out[0], F_SETFL, O_NONBLOCK);
   fcntl(err[0], F_SETFL, O_NONBLOCK);
-  Child *c = &job->children[rank];
+  Child *c = &job->children[rank - job->first];
   c->pid = pid;
   c->out[0].fd = out[0];
   c->out[0].to = STDOUT_FILENO;
@@ -204,6 +210,20 @@ static void doing(const Job *job, int32_t rank, char *text, size_t n)
   }
 }
 
+/* Why the job ends, once on this process's stderr and to the others. */
+__attribute__((format(printf, 2, 3))) static void give_reason(const Job *job, const char *format, ...)
+{
+  char text[MOE_FAIL_TEXT];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  moe_error("%s", text);
+  if (job->launch->team != NULL) {
+    moe_team_fail(job->launch->team, text);
+  }
+}
+
 static void tell_end(const Job *job, int32_t rank, int status)
 {
   const MoeRankState *s = &job->launch->shared->states[rank];
@@ -213,11 +233,11 @@ static void tell_end(const Job *job, int32_t rank, int status)
   doing(job, rank, what, sizeof what);
   if (WIFSIGNALED(status)) {
     int sig = WTERMSIG(status);
-    moe_error("%s was killed by signal %d (%s) %s; the other ranks are ended", who, sig, strsignal(sig), what);
+    give_reason(job, "%s was killed by signal %d (%s) %s; the other ranks are ended", who, sig, strsignal(sig), what);
   } else if (atomic_load(&s->failed) == 2) {
-    moe_error("%s failed %s: %s", who, what, s->error);
+    give_reason(job, "%s failed %s: %s", who, what, s->error);
   } else {
-    moe_error("%s ended with exit code %d %s; the other ranks are ended", who, WEXITSTATUS(status), what);
+    give_reason(job, "%s ended with exit code %d %s; the other ranks are ended", who, WEXITSTATUS(status), what);
   }
 }
 
@@ -245,10 +265,10 @@ static int32_t reap(Job *job, int *status_p)
     c->pid = 0;
     job->alive--;
     drain_child(c);
-    const MoeRankState *s = &job->launch->shared->states[r];
+    const MoeRankState *s = &job->launch->shared->states[job->first + r];
     bool finished = WIFEXITED(status) && WEXITSTATUS(status) == 0 && atomic_load(&s->phase) == MOE_PHASE_DONE;
     if (!finished && failed < 0) {
-      failed = r;
+      failed = job->first + r;
       *status_p = status;
     }
   }
@@ -292,36 +312,42 @@ static bool is_stopped(pid_t pid)
   return end != NULL && end[1] == ' ' && end[2] == 'T';
 }
 
+static pid_t pid_of(const Job *job, int32_t rank)
+{
+  int32_t i = rank - job->first;
+  return i >= 0 && i < job->n ? job->children[i].pid : 0;
+}
+
 /* Of ranks that all wait, the culprit is one that is stopped, else one that is in the middle of an op, else one that is
    furthest behind. */
 static int32_t find_silent(const Job *job)
 {
   const MoeRankState *states = job->launch->shared->states;
   int32_t behind = -1;
-  for (int32_t r = 0; r < job->n; r++) {
-    if (job->children[r].pid > 0 && is_stopped(job->children[r].pid)) {
+  for (int32_t r = 0; r < job->launch->shared->n_ranks; r++) {
+    if (pid_of(job, r) > 0 && is_stopped(pid_of(job, r))) {
       return r;
     }
   }
-  for (int32_t r = 0; r < job->n; r++) {
-    if (job->children[r].pid <= 0) {
+  for (int32_t r = 0; r < job->launch->shared->n_ranks; r++) {
+    if (atomic_load(&states[r].phase) == MOE_PHASE_DONE) {
       continue;
     }
     bool busy = (atomic_load(&states[r].compute) & MOE_WAITING) == 0 || atomic_load(&states[r].comm) != 0;
-    if (busy && atomic_load(&states[r].phase) != MOE_PHASE_DONE) {
+    if (busy) {
       return r;
     }
     if (behind < 0 || atomic_load(&states[r].step) < atomic_load(&states[behind].step)) {
       behind = r;
     }
   }
-  return behind;
+  return behind < 0 ? 0 : behind;
 }
 
 static bool all_silent(Job *job)
 {
   uint64_t beats = 0;
-  for (int32_t r = 0; r < job->n; r++) {
+  for (int32_t r = 0; r < job->launch->shared->n_ranks; r++) {
     const MoeRankState *s = &job->launch->shared->states[r];
     beats += atomic_load(&s->beats) + atomic_load(&s->phase) + atomic_load(&s->step);
   }
@@ -335,6 +361,16 @@ static bool all_silent(Job *job)
 
 /* ---- the loop ---- */
 
+static void tell_signal(const Job *job, int sig)
+{
+  char text[160];
+  snprintf(text, sizeof text, "the process of rank %d got signal %d (%s); the other ranks are ended", job->first, sig,
+           strsignal(sig));
+  if (job->launch->team != NULL) {
+    moe_team_fail(job->launch->team, text);
+  }
+}
+
 static int watch(Job *job)
 {
   while (job->alive > 0) {
@@ -342,7 +378,12 @@ static int watch(Job *job)
     for (int32_t i = 0; i < 2 * job->n; i++) {
       job->polls[i + 1] = (struct pollfd){.fd = job->children[i / 2].out[i % 2].fd, .events = POLLIN};
     }
-    if (poll(job->polls, (nfds_t)(2 * job->n + 1), POLL_MS) < 0 && errno != EINTR) {
+    int32_t n = 2 * job->n + 1;
+    int32_t others = job->launch->team != NULL ? moe_team_fds(job->launch->team, job->team_fds) : 0;
+    for (int32_t i = 0; i < others; i++) {
+      job->polls[n++] = (struct pollfd){.fd = job->team_fds[i], .events = POLLIN};
+    }
+    if (poll(job->polls, (nfds_t)n, POLL_MS) < 0 && errno != EINTR) {
       moe_error("cannot wait for the ranks: %s", strerror(errno));
       return 1;
     }
@@ -351,6 +392,7 @@ static int watch(Job *job)
       if (info.ssi_signo != SIGCHLD) {
         int sig = (int)info.ssi_signo;
         moe_note("signal %d (%s): ending all ranks", sig, strsignal(sig));
+        tell_signal(job, sig);
         return 128 + sig;
       }
     }
@@ -363,14 +405,18 @@ static int watch(Job *job)
       tell_end(job, failed, status);
       return 1;
     }
-    if (all_silent(job)) {
+    if (job->launch->team != NULL && moe_team_turn(job->launch->team) != MOE_AGAIN) {
+      return 1; /* it has been told */
+    }
+    if (job->first == 0 && all_silent(job)) {
       int32_t rank = find_silent(job);
       char who[96];
       char what[192];
       moe_rank_text(job->launch->bundle, rank, who, sizeof who);
       doing(job, rank, what, sizeof what);
-      moe_error("no rank did anything for %.0f s; the silent one seems to be %s%s %s", job->launch->timeout_s, who,
-                is_stopped(job->children[rank].pid) ? ", which is stopped," : "", what);
+      bool stopped = pid_of(job, rank) > 0 && is_stopped(pid_of(job, rank));
+      give_reason(job, "no rank did anything for %.0f s; the silent one seems to be %s%s %s", job->launch->timeout_s,
+                  who, stopped ? ", which is stopped," : "", what);
       return 1;
     }
   }
@@ -393,7 +439,10 @@ static int run_job(Job *job)
     moe_error("cannot receive signals: %s", strerror(errno));
   }
   for (int32_t r = 0; code == 0 && r < job->n; r++) {
-    code = start_rank(job, r) ? 0 : 1;
+    code = start_rank(job, job->first + r) ? 0 : 1;
+  }
+  if (job->launch->team != NULL) {
+    moe_team_leave(job->launch->team, -1);
   }
   if (code == 0) {
     code = watch(job);
@@ -417,12 +466,14 @@ static int run_job(Job *job)
 
 int moe_launch(const MoeLaunch *launch)
 {
-  int32_t n = launch->shared->n_ranks;
-  Job job = {.launch = launch, .n = n, .signals = -1};
+  int32_t n = launch->n;
+  size_t others = launch->team != NULL ? (size_t)launch->team->seat.n_processes : 0;
+  Job job = {.launch = launch, .first = launch->first, .n = n, .signals = -1};
   job.children = calloc((size_t)n, sizeof *job.children);
-  job.polls = calloc(2 * (size_t)n + 1, sizeof *job.polls);
+  job.polls = calloc(2 * (size_t)n + 1 + others, sizeof *job.polls);
+  job.team_fds = calloc(others + 1, sizeof *job.team_fds);
   int code = 1;
-  if (job.children == NULL || job.polls == NULL) {
+  if (job.children == NULL || job.polls == NULL || job.team_fds == NULL) {
     moe_error("out of memory for the list of ranks");
   } else {
     for (int32_t r = 0; r < n; r++) {
@@ -433,5 +484,6 @@ int moe_launch(const MoeLaunch *launch)
   }
   free(job.children);
   free(job.polls);
+  free(job.team_fds);
   return code;
 }

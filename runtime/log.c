@@ -2,6 +2,7 @@
 #include "runtime/log.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,7 +11,13 @@ static struct {
   char *text;
   size_t n;
   _Atomic uint32_t *failed;
+  bool errors_only;
 } sink;
+
+void moe_log_errors_only(void)
+{
+  sink.errors_only = true;
+}
 
 void moe_log_to(char *text, size_t n, _Atomic uint32_t *failed)
 {
@@ -55,6 +62,8 @@ void moe_note(const char *format, ...)
 {
   va_list args;
   va_start(args, format);
-  print_line("train: ", format, args);
+  if (!sink.errors_only) {
+    print_line("train: ", format, args);
+  }
   va_end(args);
 }

@@ -10,6 +10,9 @@
 void moe_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void moe_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Of a job's processes one tells what concerns all: in the others moe_note() says nothing from now on. */
+void moe_log_errors_only(void);
+
 /* From now on this process is a rank: errors go to `text`. `*failed` becomes 1 while the text is written, then 2. */
 void moe_log_to(char *text, size_t n, _Atomic uint32_t *failed);
 

@@ -24,7 +24,8 @@ typedef enum Resumed {
 enum {
   OUT = 1,  /* a file that is written */
   STEP = 2, /* of a step that is run */
-  REAL = 4  /* not for rehearsals, which have neither kernels nor data */
+  REAL = 4, /* not for rehearsals, which have neither kernels nor data */
+  JOB = 8   /* may differ between the processes of a job */
 };
 
 #define FORMATS "bytes, uint16, uint32, llmc or indexed"
@@ -97,6 +98,20 @@ static const struct {
      "rehearsals: real time per modelled time (default: what this machine can keep up with)"},
     {"timeout", "S", NUMBER, offsetof(MoeOptions, timeout_s), 1, 1e9, FREE, 0,
      "seconds without any progress (default 300)"},
+    {"rank", "R", COUNT, offsetof(MoeOptions, boot.rank), 0, 1e6, OWN, JOB,
+     "this process runs rank R of a job of several (or MOE_RANK; launchers' variables say it too)"},
+    {"world-size", "N", COUNT, offsetof(MoeOptions, boot.world_size), 1, 1e6, OWN, JOB,
+     "ranks of that job (or MOE_WORLD_SIZE; default: the plan's)"},
+    {"node", "I", COUNT, offsetof(MoeOptions, boot.node), 0, 1e6, OWN, JOB,
+     "this process runs the ranks of host I (or MOE_NODE)"},
+    {"nodes", "N", COUNT, offsetof(MoeOptions, boot.nodes), 1, 1e6, OWN, JOB,
+     "of N hosts (or MOE_NODES); 1: all ranks here, whatever a launcher says"},
+    {"meet", "HOST:PORT", WORD, offsetof(MoeOptions, boot.meet), 0, 0, OWN, JOB,
+     "where rank 0 listens and the others come (or MOE_ADDRESS)"},
+    {"token-file", "FILE", TEXT, offsetof(MoeOptions, token_file), 0, 0, OWN, JOB,
+     "secret of a job on several hosts (or MOE_TOKEN_FILE, MOE_TOKEN)"},
+    {"join-timeout", "S", NUMBER, offsetof(MoeOptions, join_timeout_s), 1, 1e6, OWN, JOB,
+     "seconds that all processes have to come (default 120)"},
     {"plan", NULL, FLAG, offsetof(MoeOptions, plan), 0, 0, FREE, 0, "print groups, ranks and layers, and end"},
     {"memory", NULL, FLAG, offsetof(MoeOptions, memory), 0, 0, FREE, 0, "print every rank's memory by term, and end"},
     {"help", NULL, FLAG, offsetof(MoeOptions, help), 0, 0, FREE, 0, "print this, and end"},
@@ -175,7 +190,7 @@ static MoeStatus set(MoeOptions *o, int row, const char *value)
     return MOE_OK;
   case WORD:
     if (*value == '\0') {
-      return bad_value(row, "''", "expected names of shapes");
+      return bad_value(row, "''", rows[row].use == JOB ? "expected a place" : "expected names of shapes");
     }
     *(const char **)field = value;
     return MOE_OK;
@@ -444,6 +459,17 @@ static MoeStatus check_emu(const MoeOptions *o, const MoeBundle *b)
   return MOE_OK;
 }
 
+uint64_t moe_options_digest(const MoeOptions *o)
+{
+  uint64_t h = 0xcbf29ce484222325u;
+  for (int row = 0; row < N_ROWS; row++) {
+    for (const char *c = o->given[row]; c != NULL && rows[row].use != JOB; c = *c != '\0' ? c + 1 : NULL) {
+      h = (h ^ (unsigned char)*c ^ (uint64_t)row << 8) * 0x100000001b3u;
+    }
+  }
+  return h;
+}
+
 bool moe_options_of_step(const MoeOptions *o)
 {
   bool any = false;
@@ -461,7 +487,9 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
                     .mask_after = MOE_NO_TOKEN,
                     .shard_bytes = 5000000000,
                     .seed = b->seed,
-                    .timeout_s = 300};
+                    .timeout_s = 300,
+                    .join_timeout_s = 120,
+                    .boot = {.rank = -1, .world_size = -1, .node = -1, .nodes = -1}};
   for (int i = 1; i < argc; i++) {
     MOE_TRY(parse_one(o, argc, argv, &i));
   }
@@ -512,8 +540,10 @@ MoeStatus moe_options_parse(MoeOptions *o, const MoeBundle *b, int argc, char **
 
 void moe_options_help(void)
 {
-  printf("usage: train --data FILE [options]\n"
-         "Trains the model this program was built for, with all ranks on this machine.\n\n");
+  printf(
+      "usage: train --data FILE [options]\n"
+      "Trains the model this program was built for: with all ranks on this machine, or, started by torchrun, mpirun, "
+      "srun\nor in Kubernetes, as a part of a job.\n\n");
   for (int row = 0; row < N_ROWS; row++) {
     char left[40];
     snprintf(left, sizeof left, "--%s %s", rows[row].name, rows[row].arg != NULL ? rows[row].arg : "");

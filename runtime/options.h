@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 
+#include "runtime/boot.h"
 #include "runtime/data.h"
 #include "runtime/exec.h"
 
@@ -42,6 +43,9 @@ typedef struct MoeOptions {
   uint64_t seed;
   double link; /* bytes per second; 0: not paced */
   double timeout_s;
+  MoeBootFlags boot; /* place in a job of several processes */
+  const char *token_file;
+  double join_timeout_s;
   const char *shape; /* --shape and --shapes as given */
   const char *shapes;
   MoeTurn turns[MOE_MAX_TURNS]; /* taken in a cycle */
@@ -71,6 +75,9 @@ MoeStatus moe_options_resume(MoeOptions *, const json_t *kept, const char *path)
 
 /* Whether the run goes on from the folder that it saves into, so that it may also be the first one there. */
 bool moe_options_restarts(const MoeOptions *);
+
+/* Of what was given, but for what may differ between the processes of a job. */
+uint64_t moe_options_digest(const MoeOptions *);
 
 /* Whether something of one step is to be written. */
 bool moe_options_of_step(const MoeOptions *);

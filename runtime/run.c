@@ -12,6 +12,7 @@
 #include "runtime/log.h"
 #include "runtime/rehearse.h"
 #include "runtime/shapes.h"
+#include "runtime/tcp.h"
 #include "runtime/tensors.h"
 
 /* Present only if the bundle's kernels use OpenBLAS. One thread per rank: ranks are the parallelism. */
@@ -307,6 +308,11 @@ int moe_run_rank(void *arg, int32_t rank)
   if (rank != 0) { /* its copy of the descriptor is of no use */
     run->report.log_fd = -1;
   }
+  int32_t n_shapes = moe_n_shapes(run->bundle);
+  if (run->team != NULL &&
+      moe_tcp_open(&run->shared->net, run->team, run->shared, run->wirings, n_shapes, rank) != MOE_OK) {
+    return 1;
+  }
   if (moe_shapes_open(&shapes, run->bundle, run->kernels, run->wirings, run->shared, rank, &run->options->exec) !=
       MOE_OK) {
     return 1;
@@ -338,5 +344,6 @@ int moe_run_rank(void *arg, int32_t rank)
   free(run->load);
   moe_saver_close(&saver);
   moe_shapes_close(&shapes);
+  moe_tcp_close(run->shared->net, status == MOE_OK);
   return status == MOE_OK ? 0 : 1;
 }

@@ -10,6 +10,7 @@
 #include "runtime/metrics.h"
 #include "runtime/report.h"
 #include "runtime/safetensors.h"
+#include "runtime/team.h"
 
 /* Made by the launcher before the fork, so every rank has it. */
 typedef struct MoeRun {
@@ -18,6 +19,8 @@ typedef struct MoeRun {
   const MoeOptions *options;
   const MoeWiring *wirings; /* of each shape */
   MoeShared *shared;
+  const MoeSeat *seat;
+  MoeTeam *team;               /* NULL: this process runs all ranks */
   MoeData *data;               /* of each shape: the same file */
   const MoeHfLoad *init;       /* NULL: random weights */
   const MoeCheckpoint *resume; /* NULL: from the beginning */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/log.h"
@@ -15,8 +16,32 @@ static uint64_t take(uint64_t *end, uint64_t bytes)
   return at;
 }
 
+static MoeStatus make(uint64_t bytes, int *fd_p)
+{
+  *fd_p = memfd_create("moe", MFD_CLOEXEC);
+  if (*fd_p < 0 || ftruncate(*fd_p, (off_t)bytes) != 0) {
+    moe_error("cannot make %llu bytes of shared memory: %s", (unsigned long long)bytes, strerror(errno));
+    if (*fd_p >= 0) {
+      close(*fd_p);
+    }
+    return MOE_ENOMEM;
+  }
+  return MOE_OK;
+}
+
+static MoeStatus check_size(int fd, uint64_t bytes)
+{
+  struct stat status;
+  if (fstat(fd, &status) != 0 || (uint64_t)status.st_size != bytes) {
+    moe_error("the shared memory of this host has %llu bytes, not %llu", (unsigned long long)status.st_size,
+              (unsigned long long)bytes);
+    return MOE_EPROTO;
+  }
+  return MOE_OK;
+}
+
 MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, int32_t pace_ports, int32_t max_ops,
-                         size_t load_cells)
+                         size_t load_cells, int fd)
 {
   uint64_t n = (uint64_t)n_ranks;
   uint64_t end = 0;
@@ -27,19 +52,11 @@ MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, int
   uint64_t times = take(&end, n * (uint64_t)max_ops * 2 * sizeof(int64_t));
   uint64_t loads = take(&end, 2 * n * load_cells * sizeof(uint32_t));
   uint64_t slabs = take(&end, slab_bytes);
-  int fd = memfd_create("moe", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, (off_t)end) != 0) {
-    moe_error("cannot make %llu bytes of shared memory: %s", (unsigned long long)end, strerror(errno));
-    if (fd >= 0) {
-      close(fd);
-    }
-    return MOE_ENOMEM;
-  }
+  MOE_TRY(fd < 0 ? make(end, &fd) : check_size(fd, end));
   uint8_t *base = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  int map_errno = errno;
-  close(fd);
   if (base == MAP_FAILED) {
-    moe_error("cannot map %llu bytes of shared memory: %s", (unsigned long long)end, strerror(map_errno));
+    moe_error("cannot map %llu bytes of shared memory: %s", (unsigned long long)end, strerror(errno));
+    close(fd);
     return MOE_ENOMEM;
   }
   *s = (MoeShared){
@@ -55,6 +72,7 @@ MoeStatus moe_shared_map(MoeShared *s, int32_t n_ranks, uint64_t slab_bytes, int
       .loads = load_cells > 0 ? (uint32_t *)(void *)(base + loads) : NULL,
       .slabs = base + slabs,
       .slab_bytes = slab_bytes,
+      .fd = fd,
   };
   return MOE_OK;
 }
@@ -63,6 +81,7 @@ void moe_shared_unmap(MoeShared *s)
 {
   if (s->base != NULL) {
     munmap(s->base, s->bytes);
+    close(s->fd);
   }
   *s = (MoeShared){0};
 }

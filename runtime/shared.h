@@ -1,5 +1,6 @@
 /* The one region that the launcher and all ranks share: state of every rank, doorbells, the link arbiter, trace times
-   and message slots. It is mapped before the ranks are forked and has no name, so nothing of it can be left behind. */
+   and message slots. It is mapped before the ranks are forked and has no name, so nothing of it can be left behind. In
+   a job of several hosts each has one. */
 #ifndef MOE_SHARED_H
 #define MOE_SHARED_H
 
@@ -49,11 +50,16 @@ typedef struct MoeShared {
   uint32_t *loads; /* [2][n_ranks][load_cells] of moe_load_begin(); NULL: not counted */
   uint8_t *slabs;
   uint64_t slab_bytes;
+  int fd;                  /* of the region */
+  const uint64_t *host_of; /* [n_ranks] equal for ranks that can share memory; NULL: all can */
+  struct MoeTcp *net;      /* in a rank: its connections to other hosts, or NULL */
 } MoeShared;
 
-/* pace_ports 0: links are not paced; max_ops 0: no trace; load_cells 0: experts' tokens are not counted. */
+/* pace_ports 0: links are not paced; max_ops 0: no trace; load_cells 0: experts' tokens are not counted. fd: a region
+   of the same sizes that another process of this host has made, or -1. Slots of messages between other hosts lie in it
+   too, but are never touched. */
 MoeStatus moe_shared_map(MoeShared *, int32_t n_ranks, uint64_t slab_bytes, int32_t pace_ports, int32_t max_ops,
-                         size_t load_cells);
+                         size_t load_cells, int fd);
 void moe_shared_unmap(MoeShared *);
 
 #endif

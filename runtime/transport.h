@@ -25,6 +25,7 @@ typedef struct MoeLink {
   uint8_t *slab;          /* what the offsets count from; owned by the region it lies in */
   const uint64_t *offset; /* [n_slots] of MoeSlot */
   const size_t *capacity; /* [n_slots] largest message */
+  struct MoeTcp *net;     /* this rank's connections to other hosts; NULL: it has none */
 } MoeLink;
 
 /* When a message began to travel and when it arrived. Transports carry these times, they do not look at them. */

@@ -240,7 +240,7 @@ static void open_links(Bench *b)
 {
   size_t slot = moe_slot_bytes(moe_msg_rows_at(0, 0, 0, 0) + (size_t)MAX_ROWS * ROW_BYTES);
   uint64_t end = 0;
-  if (moe_shared_map(&b->shared, b->m + b->n, slot * SLOTS * (uint64_t)(b->m * b->n), false, 0, 0) != MOE_OK) {
+  if (moe_shared_map(&b->shared, b->m + b->n, slot * SLOTS * (uint64_t)(b->m * b->n), false, 0, 0, -1) != MOE_OK) {
     exit(1);
   }
   for (int s = 0; s < SLOTS; s++) {

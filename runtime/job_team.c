@@ -1,0 +1,68 @@
+#include "runtime/job_team.h"
+
+#include <stdio.h>
+
+#include "runtime/log.h"
+
+MoeStatus moe_job_seat(MoeSeat *seat, const MoeOptions *o, const MoeBundle *bundle)
+{
+  MOE_TRY(moe_boot_seat(seat, &o->boot, moe_n_ranks(bundle)));
+  if (seat->launcher != NULL && o->save_hf != NULL) {
+    moe_error("--save-hf is for a program that runs all ranks itself; save a checkpoint, and write the folder from it "
+              "by --nodes 1 --resume");
+    return MOE_EINVAL;
+  }
+  if (seat->launcher != NULL && seat->process > 0) {
+    moe_log_errors_only();
+  }
+  return MOE_OK;
+}
+
+/* What goes through memory that all ranks share. Every process finds the same; the first one says so. */
+static MoeStatus check_hosts(const MoeRun *run)
+{
+  const MoeOptions *o = run->options;
+  const char *what = run->bundle->emu != NULL ? "a rehearsal"
+                     : o->link > 0            ? "--link"
+                     : o->trace != NULL       ? "--trace"
+                     : o->dump_logits != NULL ? "--dump-logits"
+                                              : NULL;
+  if (what == NULL || moe_team_one_host(run->team)) {
+    return MOE_OK;
+  }
+  if (run->seat->process == 0) {
+    moe_error("%s needs all ranks on one host", what);
+  }
+  return MOE_EINVAL;
+}
+
+MoeStatus moe_job_meet(MoeRun *run, MoeTeam *team)
+{
+  const MoeOptions *o = run->options;
+  if (run->seat->launcher == NULL) {
+    return MOE_OK;
+  }
+  MoeMeet meet = {.seat = run->seat,
+                  .token_file = o->token_file,
+                  .hash = run->bundle->hash,
+                  .settings = moe_options_digest(o) + (uint64_t)run->first_step * 0x9e3779b97f4a7c15u,
+                  .timeout_s = o->join_timeout_s};
+  MOE_TRY(moe_team_meet(team, &meet));
+  run->team = team;
+  moe_team_guard(team);
+  return check_hosts(run);
+}
+
+void moe_job_part(MoeRun *run, int code)
+{
+  char text[96];
+  if (run->team == NULL) {
+    return;
+  }
+  if (code != 0) {
+    snprintf(text, sizeof text, "the process of rank %d could not go on; the other ranks are ended", run->seat->first);
+    moe_team_fail(run->team, text);
+  }
+  moe_team_close(run->team);
+  run->team = NULL;
+}

@@ -18,7 +18,7 @@ MoeStatus moe_job_seat(MoeSeat *seat, const MoeOptions *o, const MoeBundle *bund
   return MOE_OK;
 }
 
-/* What goes through memory that all ranks share. Every process finds the same; the first one says so. */
+/* What goes through memory that all ranks share. Every process finds the same; the first of each host says so. */
 static MoeStatus check_hosts(const MoeRun *run)
 {
   const MoeOptions *o = run->options;
@@ -30,7 +30,8 @@ static MoeStatus check_hosts(const MoeRun *run)
   if (what == NULL || moe_team_one_host(run->team)) {
     return MOE_OK;
   }
-  if (run->seat->process == 0) {
+  snprintf(run->team->failed, sizeof run->team->failed, "%s needs all ranks on one host", what);
+  if (run->seat->process == moe_team_leader(run->team)) {
     moe_error("%s needs all ranks on one host", what);
   }
   return MOE_EINVAL;

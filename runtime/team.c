@@ -235,7 +235,7 @@ static void part(const MoeConn *c, int64_t deadline_ns)
 void moe_team_close(MoeTeam *t)
 {
   int64_t soon = moe_now_ns() + 2000000000;
-  for (int32_t p = 1; t->members != NULL && t->seat.process == 0 && p < t->seat.n_processes; p++) {
+  for (int32_t p = 0; t->members != NULL && !t->bye && p < t->seat.n_processes; p++) {
     part(&t->members[p].conn, soon);
   }
   for (int32_t p = 0; t->members != NULL && p < t->seat.n_processes; p++) {

@@ -275,11 +275,7 @@ void moe_team_fail(MoeTeam *t, const char *text)
     return; /* it fails because the job does */
   }
   tell_all(t, t->seat.process, true, text);
-  if (t->seat.process == 0) {
-    snprintf(t->failed, sizeof t->failed, "%s", text);
-  } else { /* it is heard once it comes back */
-    (void)wait_until(t, said_bye, moe_now_ns() + 2000000000);
-  }
+  snprintf(t->failed, sizeof t->failed, "%s", text);
 }
 
 MoeStatus moe_team_done(MoeTeam *t)

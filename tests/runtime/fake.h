@@ -27,6 +27,7 @@ typedef struct FakeLayout {
   int wrong_step; /* step in which rank 0 stamps a dispatch wrongly */
   int fail_step;  /* step in which an FFN kernel reports an error */
   int exit_step;  /* step in which an FFN kernel ends its process with exit code 0 */
+  int hash;       /* of the bundle */
 } FakeLayout;
 
 enum {

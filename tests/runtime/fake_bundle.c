@@ -511,6 +511,7 @@ static void make_shape(const FakeLayout *layout, int number)
                            .spec = "none",
                            .model = "fake",
                            .system = "fake",
+                           .hash = (uint64_t)layout->hash,
                            .replicas = layout->replicas,
                            .ranks_per_node = layout->rpn,
                            .seat = fake->seat,

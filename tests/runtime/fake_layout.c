@@ -48,7 +48,8 @@ static bool parse_shape(FakeLayout *l, const char *text)
               {"stop", &l->stop_on_nan},
               {"wrong", &l->wrong_step},
               {"fail", &l->fail_step},
-              {"exit", &l->exit_step}};
+              {"exit", &l->exit_step},
+              {"hash", &l->hash}};
   char key[32];
   int value, used;
   while (sscanf(text, " %31[a-z]=%d%n", key, &value, &used) == 2) {

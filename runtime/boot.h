@@ -44,4 +44,11 @@ int32_t moe_slurm_tasks(const char *text, int32_t i, int32_t *at_p, int32_t *tot
 /* "HOST:PORT", "[ADDRESS]:PORT"; false if it is not that. */
 bool moe_boot_address(const char *text, char *host, size_t n, int32_t *port_p);
 
+/* A port that differs from job to job and is the same for all of one. */
+int32_t moe_boot_port(const char *text);
+
+/* The process that started this one and those beside it: the nearest ancestor without the variable `mark`, which
+   wrappers between the two have too. */
+long moe_boot_parent(const char *mark);
+
 #endif

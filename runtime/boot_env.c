@@ -9,7 +9,7 @@
 
 #include "runtime/log.h"
 
-enum { MOST = 1000000, FIRST_PORT = 10000, N_PORTS = 10000 };
+enum { MOST = 1000000 };
 
 typedef enum Launcher {
 #define BOOT_LAUNCHER(id, name, unit, hint) id,
@@ -413,36 +413,6 @@ static MoeStatus fit_ranks(MoeSeat *s, const Found *f)
 
 /* ---- where to meet ---- */
 
-bool moe_boot_address(const char *text, char *host, size_t n, int32_t *port_p)
-{
-  const char *colon = strrchr(text, ':');
-  size_t length = colon != NULL ? (size_t)(colon - text) : 0;
-  if (length == 0 || length >= n) {
-    return false;
-  }
-  bool bracketed = text[0] == '[' && text[length - 1] == ']';
-  if (!bracketed && memchr(text, ':', length) != NULL) {
-    return false; /* IPv6 without brackets: which colon ends it? */
-  }
-  length -= bracketed ? 2 : 0;
-  memcpy(host, text + bracketed, length);
-  host[length] = '\0';
-  const char *port = colon + 1;
-  size_t digits = strspn(port, "0123456789");
-  *port_p = digits > 0 && digits <= 5 && port[digits] == '\0' ? (int32_t)strtol(port, NULL, 10) : 0;
-  return length > 0 && *port_p > 0 && *port_p <= 65535;
-}
-
-/* A port that differs from job to job and is the same for all of one. */
-static int32_t derived_port(const char *text)
-{
-  uint64_t h = 0xcbf29ce484222325u;
-  for (const char *c = text; *c != '\0'; c++) {
-    h = (h ^ (unsigned char)*c) * 0x100000001b3u;
-  }
-  return FIRST_PORT + (int32_t)((h ^ h >> 32) % N_PORTS);
-}
-
 static MoeStatus set_address(MoeSeat *s, const Found *f)
 {
   const Var *address = &f->of[ADDRESS], *port = &f->of[PORT];
@@ -465,23 +435,26 @@ static MoeStatus set_address(MoeSeat *s, const Found *f)
   return MOE_OK;
 }
 
-static void meet_at_home(MoeSeat *s, const char *unique)
+/* mark: the variable that tells a process its rank. */
+static void meet_at_home(MoeSeat *s, const char *unique, const char *mark)
 {
   char text[320];
   snprintf(text, sizeof text, "%s/%s/%ld", s->launcher, unique != NULL ? unique : "",
-           unique != NULL ? 0L : (long)getppid());
+           unique != NULL ? 0L : moe_boot_parent(mark));
   snprintf(s->host, sizeof s->host, "127.0.0.1");
-  s->port = derived_port(text);
+  s->port = moe_boot_port(text);
 }
 
 /* Slurm's first host, which has the first task. */
 static void meet_at_slurm(MoeSeat *s, const Found *f)
 {
-  const char *job = f->of[UNIQUE].text != NULL ? f->of[UNIQUE].text : "";
+  char job[64];
+  snprintf(job, sizeof job, "%s.%s", f->of[UNIQUE].text != NULL ? f->of[UNIQUE].text : "",
+           variable("SLURM_STEP_ID") != NULL ? variable("SLURM_STEP_ID") : "");
   if (moe_slurm_hosts(f->of[LIST].text) == 1) {
-    meet_at_home(s, job);
+    meet_at_home(s, job, NULL);
   } else if (moe_slurm_host(f->of[LIST].text, 0, s->host, sizeof s->host)) {
-    s->port = derived_port(job);
+    s->port = moe_boot_port(job);
   }
 }
 
@@ -508,7 +481,7 @@ static MoeStatus choose_place(MoeSeat *s, const MoeBootFlags *flags, const Found
       slurm.of[SIZE].value == s->n_processes && moe_slurm_hosts(slurm.of[LIST].text) > 0) {
     meet_at_slurm(s, &slurm);
   } else if (f->of[LOCAL_SIZE].value == s->n_processes) {
-    meet_at_home(s, f->of[UNIQUE].text);
+    meet_at_home(s, f->of[UNIQUE].text, f->of[RANK].name);
   }
   if (s->port == 0) {
     moe_error("%s tells no place to meet to processes of several hosts: give --meet HOST:PORT, or MOE_ADDRESS, of the "

@@ -66,9 +66,12 @@ static void admit(void *arg, MoeConn *conn, const MoeFrame *f)
   judge(m, &h, (f->n - MOE_HELLO_BYTES) / 2, why, sizeof why);
   if (why[0] != '\0') {
     (void)moe_conn_send(conn, MOE_FRAME_REFUSE, why, strlen(why));
-    snprintf(m->refused, sizeof m->refused, "%s from %s: %s",
-             moe_team_ranks((int32_t)h.first, (int32_t)h.n, text, sizeof text), moe_address_text(&a, from, sizeof from),
-             why);
+    if (h.process < m->own.n_processes) {
+      moe_team_ranks((int32_t)(h.process * m->own.n), (int32_t)m->own.n, text, sizeof text);
+    } else {
+      snprintf(text, sizeof text, "process %u", h.process);
+    }
+    snprintf(m->refused, sizeof m->refused, "%s from %s: %s", text, moe_address_text(&a, from, sizeof from), why);
     moe_note("refused %s", m->refused);
     return;
   }

@@ -27,7 +27,7 @@ MoeStatus moe_frame_read(const uint8_t *bytes, size_t n, uint32_t accepts, int32
     word[i] = (uint8_t)(WORD >> 8 * i);
   }
   *need_p = MOE_FRAME_HEAD;
-  if (memcmp(bytes, word, n < 4 ? n : 4) != 0) {
+  if (n > 0 && memcmp(bytes, word, n < 4 ? n : 4) != 0) {
     return MOE_EPROTO;
   }
   if (n < MOE_FRAME_HEAD) {

@@ -515,13 +515,75 @@ def case_hydra():
     if hydra is None:
         skip("Hydra is not installed")
     launched(hydra, "-n", "4")
-    launched(hydra, "-n", "4", "sh", "-c", 'exec "$0" "$@"')
+    launched(hydra, "-n", "4", "sh", "-c", 'nice "$0" "$@"; exit $?')  # another parent for each
 
 
-def case_srun():
-    if shutil.which("srun") is None or subprocess.run(["srun", "-n", "1", "true"], stdout=subprocess.PIPE, stderr=subprocess.PIPE).returncode != 0:
-        skip("there is no Slurm to run a step")
-    launched("srun", "--overcommit", "-n", "4")
+class Slurm:
+    """A Slurm of one node, of this test alone."""
+
+    def __enter__(self):
+        if os.getuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "srun", "sbatch"))):
+            skip("Slurm is not installed, or not as root")
+        name, folder = socket.gethostname().split(".")[0], os.path.abspath("slurm")
+        os.makedirs(folder + "/state")
+        os.makedirs(folder + "/spool")
+        with open(folder + "/slurm.conf", "w") as f:
+            f.write(f"""ClusterName=moec
+SlurmctldHost={name}(127.0.0.1)
+SlurmctldPort={free_port()}
+SlurmdPort={free_port()}
+AuthType=auth/none
+CredType=cred/none
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+NodeName={name} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+""")
+        self.env = dict(SLURM_CONF=folder + "/slurm.conf")
+        log = open(folder + "/log", "w")
+        run = lambda *a: subprocess.Popen(a, env={**os.environ, **self.env}, stdout=log, stderr=log)
+        self.daemons = [run("slurmctld", "-D"), run("slurmd", "-D", "-N", name)]
+        limit = time.monotonic() + 30
+        while subprocess.run(["srun", "-n", "1", "true"], env={**os.environ, **self.env}, stdout=log, stderr=log, timeout=60).returncode != 0:
+            if time.monotonic() > limit:
+                self.__exit__()
+                skip("no Slurm of its own comes up: " + open(folder + "/log").read()[-400:])
+            time.sleep(0.3)
+        return self
+
+    def __exit__(self, *_):
+        for daemon in self.daemons:
+            daemon.terminate()
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def case_slurm():
+    with Slurm() as slurm:
+        launched("srun", "-n", "4", **slurm.env)
+        launched("srun", "--mpi=pmi2", "-n", "4", **slurm.env)
+        launched("srun", "-n", "1", **slurm.env)
+        with open("batch.sh", "w") as f:
+            train = f"{rt.PROGRAM} --data {rt.DATA} --holdout 0 --steps 3"
+            f.write(f"#!/bin/sh\n{train}\necho code $?\n{train} --nodes 1 && srun {train} && mpirun --oversubscribe -n 4 {train} && echo all\n")
+        env = rt.environment("a=2 f=2", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **slurm.env)
+        subprocess.run(["sbatch", "-W", "-n", "4", "-o", "batch.out", "batch.sh"], env=env, timeout=120, stdout=subprocess.DEVNULL)
+        out = open("batch.out").read()
+        check("SLURM_PROCID=0, SLURM_NTASKS=4 without SLURM_STEP_NUM_TASKS; srun sets both" in out and "code 2" in out, out)
+        check(out.count("step 3/3  loss 1.0000") == 3 and out.rstrip().endswith("all"), out)
 
 
 # ---- network namespaces ----

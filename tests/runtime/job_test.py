@@ -6,6 +6,7 @@ usage: job_test.py PROGRAM CASE
 
 import hashlib
 import hmac
+import json
 import os
 import random
 import re
@@ -629,6 +630,35 @@ def case_namespaces():
         hosts.run("ip", "-n", hosts.names[1], "link", "set", "cable", "down")
         ends_with(job, r"the process of ranks 2-3 on 10.77.0.2 is gone in step \d+", r"the process of ranks 0-1 on 10.77.0.1 is gone in step \d+",
                   seconds=10)
+
+
+def case_model():
+    """With a real bundle (tests/e2e/jobs.sh): two attention and two FFN ranks, which a cable parts in every way."""
+    def losses(name):
+        return [(r["step"], r.get("loss"), r.get("eval_loss"), r.get("grad_norm")) for r in map(json.loads, open(name + ".log"))]
+
+    def files(name):
+        return ["--steps", "4", "--log", name + ".log", "--dump-weights", name + ".weights", "--dump-grads", name + ".grads"]
+
+    def same(name):
+        check(losses(name) == losses("bare") and len(losses(name)) == 4, f"{name}: losses {losses(name)}, alone {losses('bare')}")
+        for what in ("weights", "grads"):
+            check(open(f"{name}.{what}", "rb").read() == open(f"bare.{what}", "rb").read(), f"{name}: other {what}")
+
+    data = ["--data", rt.DATA, "--holdout", "0"]
+    check(rt.train("", *data, *files("bare"))[0] == 0, "alone")
+    Job("", "xyyx", *files("made_up")).well("made-up hosts")
+    same("made_up")
+    if is_open_mpi(shutil.which("mpirun")):
+        env = rt.environment("", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        done = subprocess.run(["mpirun", "--oversubscribe", "-n", "4", rt.PROGRAM, *data, *files("mpirun")], env=env, timeout=120)
+        check(done.returncode == 0, "mpirun")
+        same("mpirun")
+    with Hosts() as hosts:
+        for name, n, side in (("across", 4, lambda i: i // 2), ("along", 4, lambda i: i % 2), ("nodes", 2, lambda i: i)):
+            Job("", [""] * n, *files(name), per=4 // n, meet=f"10.77.0.1:{free_port()}",
+                prefix=lambda i: ["ip", "netns", "exec", hosts.names[side(i)]]).well(name)
+            same(name)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ static const char *command_of(Arena *arena, const TuneOptions *o, const Place *a
   if (!o->launch) {
     const char *data =
         o->emu ? "" : arena_printf(arena, " --data %s --format uint32 --holdout 0", quoted(arena, at->tokens));
-    return arena_printf(arena, "exec %s/train --steps %s --log %s%s", quoted(arena, at->bundle), steps,
+    return arena_printf(arena, "exec %s/train --nodes 1 --steps %s --log %s%s", quoted(arena, at->bundle), steps,
                         quoted(arena, at->log), data);
   }
   const struct {

@@ -37,6 +37,25 @@ static MoeStatus check_hosts(const MoeRun *run)
   return MOE_EINVAL;
 }
 
+/* Ranks of which the plan thinks that they share a node, but that run on several hosts, are told: messages between them
+   take longer than planned. */
+static void check_nodes(const MoeRun *run)
+{
+  const MoeBundle *b = run->bundle;
+  const uint64_t *host_of = run->team->host_of;
+  int32_t first = 0, last = -1;
+  for (int32_t r = 0; r < moe_n_ranks(b) && b->ranks_per_node > 0; r++) {
+    MoeRank me = moe_rank_of(b, r);
+    int32_t node = (me.first_of_replica + b->seat[r - me.first_of_replica]) / b->ranks_per_node;
+    if (node == last && host_of[r] != host_of[first]) {
+      moe_note("ranks %d and %d share a node in the plan, but run on two hosts", first, r);
+      return;
+    }
+    first = node != last ? r : first;
+    last = node;
+  }
+}
+
 MoeStatus moe_job_meet(MoeRun *run, MoeTeam *team)
 {
   const MoeOptions *o = run->options;
@@ -51,6 +70,7 @@ MoeStatus moe_job_meet(MoeRun *run, MoeTeam *team)
   MOE_TRY(moe_team_meet(team, &meet));
   run->team = team;
   moe_team_guard(team);
+  check_nodes(run);
   return check_hosts(run);
 }
 

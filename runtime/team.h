@@ -57,7 +57,7 @@ bool moe_team_one_host(const MoeTeam *);
 int32_t moe_team_process(const MoeTeam *, int32_t rank);
 
 /* Region of this host's processes. The leader hands over fd, the others get theirs into *fd_p. */
-MoeStatus moe_team_share(const MoeTeam *, int *fd_p);
+MoeStatus moe_team_share(MoeTeam *, int *fd_p);
 
 /* In a rank: connections of its launcher are not its own, and of the listeners only one. In the launcher (rank -1),
    once all ranks run: no listener is. */

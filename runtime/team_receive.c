@@ -195,6 +195,13 @@ static MoeStatus listen_there(MoeMeeting *m, int *fd_p)
                                        : "");
     return MOE_EIO;
   }
+  if (!m->open && moe_address_loopback(t->here) && strcmp(t->seat.host, "localhost") != 0 &&
+      strspn(t->seat.host, "0123456789.:") != strlen(t->seat.host)) {
+    moe_note(
+        "%s is an address of this host alone here (/etc/hosts?): if processes of other hosts are to come, --meet with "
+        "an address that they reach",
+        t->seat.host);
+  }
   MoeStatus status = moe_team_check_open(m, t->here);
   if (status != MOE_OK) {
     close(*fd_p);

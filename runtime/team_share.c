@@ -72,11 +72,28 @@ static int take(int from)
   return fd;
 }
 
-static MoeStatus give(const MoeTeam *t, int own, int fd, int64_t deadline_ns)
+/* Waits for the socket, and hears meanwhile what has become of the others. */
+static MoeStatus await(MoeTeam *t, int fd, int64_t deadline_ns)
+{
+  while (!moe_wait_fd(fd, POLLIN, moe_now_ns() + 100000000)) {
+    if (moe_now_ns() > deadline_ns) {
+      errno = ETIMEDOUT;
+      return MOE_AGAIN;
+    }
+    if (moe_team_turn(t) != MOE_AGAIN) {
+      return MOE_EPEER;
+    }
+  }
+  return MOE_OK;
+}
+
+static MoeStatus give(MoeTeam *t, int own, int fd, int64_t deadline_ns)
 {
   int32_t left = moe_team_on_host(t) - 1;
   while (left > 0) {
-    int to = moe_wait_fd(own, POLLIN, deadline_ns) ? accept4(own, NULL, NULL, SOCK_CLOEXEC) : -1;
+    MoeStatus status = await(t, own, deadline_ns);
+    MOE_TRY(status);
+    int to = status == MOE_OK ? accept4(own, NULL, NULL, SOCK_CLOEXEC) : -1;
     if (to < 0) {
       moe_error("%d processes of this host did not fetch its shared memory: %s", left, strerror(errno));
       return MOE_EPEER;
@@ -87,16 +104,22 @@ static MoeStatus give(const MoeTeam *t, int own, int fd, int64_t deadline_ns)
   return MOE_OK;
 }
 
-static MoeStatus fetch(int own, const struct sockaddr_un *a, socklen_t n, int *fd_p, int64_t deadline_ns)
+static MoeStatus fetch(MoeTeam *t, int own, const struct sockaddr_un *a, socklen_t n, int *fd_p, int64_t deadline_ns)
 {
   while (connect(own, (const struct sockaddr *)a, n) != 0) {
-    if ((errno != ECONNREFUSED && errno != EINTR && errno != EAGAIN) || moe_now_ns() > deadline_ns) {
-      moe_error("the first process of this host does not hand over its shared memory: %s", strerror(errno));
+    int error = errno;
+    if ((error != ECONNREFUSED && error != EINTR && error != EAGAIN) || moe_now_ns() > deadline_ns) {
+      moe_error("the first process of this host does not hand over its shared memory: %s", strerror(error));
+      return MOE_EPEER;
+    }
+    if (moe_team_turn(t) != MOE_AGAIN) {
       return MOE_EPEER;
     }
     moe_sleep_until(moe_now_ns() + 10000000);
   }
-  *fd_p = is_own_user(own) && moe_wait_fd(own, POLLIN, deadline_ns) ? take(own) : -1;
+  MoeStatus status = await(t, own, deadline_ns);
+  MOE_TRY(status);
+  *fd_p = status == MOE_OK && is_own_user(own) ? take(own) : -1;
   if (*fd_p < 0) {
     moe_error("the first process of this host hands over no shared memory");
     return MOE_EPEER;
@@ -104,7 +127,7 @@ static MoeStatus fetch(int own, const struct sockaddr_un *a, socklen_t n, int *f
   return MOE_OK;
 }
 
-MoeStatus moe_team_share(const MoeTeam *t, int *fd_p)
+MoeStatus moe_team_share(MoeTeam *t, int *fd_p)
 {
   struct sockaddr_un a;
   socklen_t n = name_socket(t, &a);
@@ -121,7 +144,7 @@ MoeStatus moe_team_share(const MoeTeam *t, int *fd_p)
     }
     return MOE_EIO;
   }
-  MoeStatus status = leads ? give(t, own, *fd_p, deadline_ns) : fetch(own, &a, n, fd_p, deadline_ns);
+  MoeStatus status = leads ? give(t, own, *fd_p, deadline_ns) : fetch(t, own, &a, n, fd_p, deadline_ns);
   close(own);
   return status;
 }

@@ -45,7 +45,7 @@ names)
     grep -rnE '/(home|work|root)/[a-z]' lang codegen runtime templates specs README.md CONTRIBUTING.md || true)
   ;;
 shell)
-  shellcheck run.sh test.sh .ci/run .ci/install $(find tests -name '*.sh') || failed=1
+  shellcheck run.sh test.sh .ci/run .ci/install specs/jobs/*.sh specs/jobs/*.sbatch $(find tests -name '*.sh') || failed=1
   ;;
 *)
   echo "usage: lint.sh layers|format|size|names|shell" >&2

@@ -511,6 +511,21 @@ def case_mpirun():
     check(done.returncode != 0 and "OMPI_COMM_WORLD_SIZE=3, but the plan has 4 ranks" in done.stderr, done.stderr)
 
 
+def case_torchrun():
+    torchrun = shutil.which("torchrun")
+    if torchrun is None:
+        skip("torchrun is not installed")
+    launched(torchrun, "--no-python", "--nproc-per-node", "4")
+    launched(torchrun, "--no-python", "--nproc-per-node", "1")
+    launched(torchrun, "--no-python", "--nproc-per-node", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}")
+    port, env = free_port(), rt.environment("a=2 f=2", MOE_TOKEN=TOKEN)  # two agents, a process each
+    agents = [subprocess.Popen([torchrun, "--no-python", "--nnodes", "2", "--node-rank", str(i), "--nproc-per-node", "1", "--master-addr", "127.0.0.1",
+                                "--master-port", str(port), rt.PROGRAM, "--data", rt.DATA, "--holdout", "0", "--steps", "3"], env=env,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for i in range(2)]
+    ends = [(a.communicate(timeout=100)[1], a.returncode) for a in agents]
+    check(all(code == 0 for _, code in ends) and re.search(r"step 3/3  loss 1\.0000", ends[0][0]), str(ends))
+
+
 def case_hydra():
     hydra = shutil.which("mpiexec.hydra")
     if hydra is None:

@@ -4,7 +4,7 @@
 
 #include <netinet/in.h>
 
-#include "runtime/sha256.h"
+#include "runtime/hmac.h"
 #include "runtime/wire.h"
 
 typedef struct MoeConn {

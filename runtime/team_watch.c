@@ -26,11 +26,12 @@ static bool prints(const MoeTeam *t, int32_t culprit, bool told)
   if (told && t->members[culprit].host == host) {
     return false;
   }
-  int32_t p = 0;
-  while (t->members[p].host != host || p == culprit) {
-    p++;
+  for (int32_t p = 0; p < t->seat.n_processes; p++) {
+    if (t->members[p].host == host && p != culprit) {
+      return p == t->seat.process;
+    }
   }
-  return p == t->seat.process;
+  return true; /* it is the culprit itself that has been missed */
 }
 
 static void tell_all(MoeTeam *t, int32_t culprit, bool told, const char *text)

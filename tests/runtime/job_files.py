@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 
-import job_test as jt
+import job_base as jt
 import runtime_test as rt
+from job_launchers import Slurm
 from runtime_test import check
 
 FILES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "specs", "jobs")
@@ -52,7 +53,7 @@ def case_scripts():
 
 
 def case_slurm():
-    with jt.Slurm() as slurm:
+    with Slurm() as slurm:
         env = settings(**slurm.env)
         subprocess.run(["sbatch", "-W", "-o", "out", f"{FILES}/slurm.sbatch"], env=env, timeout=200, stdout=subprocess.DEVNULL)
         out = open("out").read()
@@ -117,5 +118,4 @@ def case_yaml():
 
 
 if __name__ == "__main__":
-    rt.__dict__["case_" + sys.argv[2]] = globals()["case_" + sys.argv[2]]
-    rt.run_case(rt.__dict__)
+    jt.run(globals())

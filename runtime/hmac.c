@@ -1,6 +1,6 @@
 /* Straight from FIPS 180-4: names of its section 6.2 where they are not words. The constants are the first 32 bits of
    the fractional parts of the cube and square roots of the first primes. */
-#include "runtime/sha256.h"
+#include "runtime/hmac.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SHA-256 (FIPS 180-4) and HMAC with it (RFC 2104), by which processes of a job know each other. */
-#ifndef MOE_SHA256_H
-#define MOE_SHA256_H
+#ifndef MOE_HMAC_H
+#define MOE_HMAC_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -214,7 +214,7 @@ def textmate_part(moec, tables, source):
                     if key in tables.keys:
                         check(scope_at(line, line.index(key)).startswith("variable") or f"let {key}" in line or line.count(key) > 1,
                               f"{name}: {line}")
-    folder = os.path.join(source, "editors", "vscode")
+    folder = os.path.join(source, "lang", "editors", "vscode")
     with open(os.path.join(folder, "package.json"), encoding="utf-8") as file:
         package = json.load(file)
     with open(os.path.join(folder, "language-configuration.json"), encoding="utf-8") as file:

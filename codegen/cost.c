@@ -405,7 +405,7 @@ Work cost_bucket_terms(const Spec *spec, const Plan *plan, MoeOpKind kind, MoeBu
   return w;
 }
 
-/* A sole holder exchanges nothing with other holders. Where its optimizer state lies with all ranks, its slices go
+/* A group of one rank has nobody in its table to exchange with. Where optimizer state lies with all ranks, its slices go
    there and back all the same: that time is part of its ops, nothing hides it. */
 int64_t cost_bucket_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, MoeBucketKind bucket, int layer)
 {
@@ -413,7 +413,7 @@ int64_t cost_bucket_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, Mo
     return 1;
   }
   double ns = work_ns(spec, cost_bucket_terms(spec, plan, kind, bucket, layer));
-  bool alone = plan->optimizer_shard == OPT_SHARD_ALL && cost_bucket_holders(spec, plan, bucket, layer) == 1;
+  bool alone = plan->optimizer_shard == OPT_SHARD_ALL && cost_bucket_parties(spec, plan, bucket, layer) == 1;
   if (alone && (kind == MOE_OP_GRAD_REDUCE || kind == MOE_OP_OPTIMIZER)) {
     ns += (double)cost_bucket_msg(spec, plan, MOE_EDGE_REDUCE, bucket, layer).ns;
   }

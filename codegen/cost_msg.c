@@ -267,6 +267,15 @@ int cost_bucket_holders(const Spec *spec, const Plan *plan, MoeBucketKind bucket
   return ranks * plan->replicas;
 }
 
+int cost_bucket_parties(const Spec *spec, const Plan *plan, MoeBucketKind bucket, int layer)
+{
+  int groups[MOE_BUCKET_GROUPS], ranks = 0, n = cost_bucket_groups(spec, plan, bucket, layer, groups);
+  for (int i = 0; i < n && plan->optimizer_shard == OPT_SHARD_ALL; i++) {
+    ranks += plan->groups[groups[i]].n_ranks;
+  }
+  return ranks > 0 ? ranks * plan->replicas : cost_bucket_holders(spec, plan, bucket, layer);
+}
+
 /* Holders on the node of the first holder, itself included. */
 static int64_t holders_near(const Plan *plan, MoeBucketKind bucket, const int *groups, int n)
 {

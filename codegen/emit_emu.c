@@ -233,7 +233,8 @@ static Class tail_class(const Emu *emu, const MoeOp *op)
     MoeBucketKind bucket = (MoeBucketKind)op->bucket;
     cost = cost_bucket_msg(emu->spec, emu->plan, (MoeEdge)op->edge, bucket, op->layer);
     double holders = cost_bucket_holders(emu->spec, emu->plan, bucket, op->layer);
-    class.bytes[0] = holders > 1 ? cost.bytes / (holders * (holders - 1)) : 0;
+    double others = cost_bucket_parties(emu->spec, emu->plan, bucket, op->layer) - 1;
+    class.bytes[0] = others > 0 ? cost.bytes / (holders * others) : 0;
     class.bytes[0] = on_port(cost.nic_bytes > 0 ? &c->nic_bytes : &c->nvlink_bytes, class.bytes[0]);
     class.near_ns = class.far_ns = cost.latency;
   }

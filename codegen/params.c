@@ -213,12 +213,14 @@ static void add_attention(Builder *b, int l)
   end_bucket(b, bucket, 0);
 }
 
+/* The experts of one rank of the group; member -1: a stand-in that all of its ranks hold. */
 static void add_experts(Builder *b, int l, int member)
 {
   const ModelSpec *m = &b->spec->model;
   int n_ffn = ffn_group(b, 0, l)->n_ranks; /* of every direction */
-  int begin = (int)moe_part_begin(m->moe.experts, n_ffn, member);
-  int end = (int)moe_part_begin(m->moe.experts, n_ffn, member + 1);
+  int first = member < 0 ? 0 : member;
+  int begin = (int)moe_part_begin(m->moe.experts, n_ffn, first);
+  int end = (int)moe_part_begin(m->moe.experts, n_ffn, first + 1);
   MoeBucket *bucket = begin_bucket(b, MOE_BUCKET_EXPERTS, l);
   for (int e = begin; e < end; e++) {
     static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};
@@ -263,6 +265,10 @@ void params_build(Arena *arena, const Spec *spec, const Plan *plan, ParamTables 
     end_bucket(&b, bucket, 0);
   }
   for (int l = m->dense.layers; l < m->layers; l++) {
+    if (plan->optimizer_shard == OPT_SHARD_ALL) { /* rehearsals only: see cost_bucket_parties() */
+      add_experts(&b, l, -1);
+      continue;
+    }
     for (int j = 0; j < ffn_group(&b, 0, l)->n_ranks; j++) {
       add_experts(&b, l, j);
     }

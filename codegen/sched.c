@@ -118,7 +118,7 @@ static void make_tables(Arena *arena, const SchedNet *net, const SchedTimes *tim
   sched->chans = arena_new_array(arena, MoeChan, chans + MOE_EDGE_COUNT + 2 * MOE_BUCKET_COUNT);
   sched_comm(scratch, net, times, &recs);
   sched_slots(scratch, net, &recs, sched);
-  sched_tail(scratch, net, &recs, sched);
+  sched_tail(scratch, net, times, &recs, sched);
   sched_rows(arena, &recs, sched);
   sched->in_flight = times->in_flight;
   arena_free(scratch);

@@ -19,6 +19,13 @@ static void hold(int groups[CHECK_MAX_HOLDERS], int group)
   }
 }
 
+/* A rank's experts are on no other rank of its group; where optimizer state lies with all ranks, the group's ranks stand
+   for those that their slices go to. */
+static bool one_each(const Plan *plan, MoeBucketKind kind)
+{
+  return kind == MOE_BUCKET_EXPERTS && plan->optimizer_shard != OPT_SHARD_ALL;
+}
+
 int check_holders(const Check *c, MoeBucketKind kind, int layer, int groups[CHECK_MAX_HOLDERS])
 {
   const Plan *plan = c->plan;
@@ -52,7 +59,7 @@ int check_holders(const Check *c, MoeBucketKind kind, int layer, int groups[CHEC
     }
   }
   for (int i = 0; i < CHECK_MAX_HOLDERS && groups[i] >= 0; i++) {
-    ranks += kind == MOE_BUCKET_EXPERTS ? 1 : plan->groups[groups[i]].n_ranks;
+    ranks += one_each(plan, kind) ? 1 : plan->groups[groups[i]].n_ranks;
   }
   return ranks * plan->replicas;
 }
@@ -71,8 +78,7 @@ static int peers_of(const Check *c, int32_t row, int *peers)
     int groups[CHECK_MAX_HOLDERS];
     check_holders(c, op->bucket, op->layer, groups);
     for (int k = 0; k < CHECK_MAX_HOLDERS; k++) {
-      /* a rank's experts are on no other rank of its group */
-      bool one = c->plan->groups[me].n_ranks == 1 || op->bucket == MOE_BUCKET_EXPERTS;
+      bool one = c->plan->groups[me].n_ranks == 1 || one_each(c->plan, op->bucket);
       bool alone = groups[k] == me && c->plan->replicas == 1 && one;
       if (groups[k] >= 0 && !alone) {
         peers[n++] = groups[k];

@@ -17,6 +17,7 @@ typedef struct Flow {
   int32_t version; /* of its end, in the heap */
   int32_t other;   /* the message's other flow, or -1; done ones are -1 to each other */
   int32_t seen;
+  bool yields; /* takes what others leave */
   bool frozen;
 } Flow;
 
@@ -104,11 +105,12 @@ static int32_t flow_new(SchedFlows *f)
 }
 
 static int32_t start(SchedFlows *f, int64_t now, int32_t message, const int32_t port[2], const int64_t ns[2],
-                     double bytes)
+                     double bytes, bool yields)
 {
   int32_t number = flow_new(f);
   Flow *flow = &f->flows[number];
   *flow = (Flow){.message = message, .since = now, .end = -1, .version = flow->version + 1, .other = -1};
+  flow->yields = yields;
   flow->left = (double)(ns[0] > ns[1] ? ns[0] : ns[1]);
   for (int k = 0; k < 2; k++) {
     Port *at = &f->ports[port[k]];
@@ -121,14 +123,14 @@ static int32_t start(SchedFlows *f, int64_t now, int32_t message, const int32_t 
   return number;
 }
 
-void flows_start(SchedFlows *f, int64_t now, int32_t message, int src, int dst, const MsgCost *cost)
+void flows_start(SchedFlows *f, int64_t now, int32_t message, int src, int dst, const MsgCost *cost, bool yields)
 {
   int n = f->n_groups;
   const int32_t near[2] = {src, n + dst}, far[2] = {2 * n + src, 3 * n + dst};
   const int64_t near_ns[2] = {cost->out_nvlink, cost->in_nvlink}, far_ns[2] = {cost->out_nic, cost->in_nic};
   bool any_near = near_ns[0] > 0 || near_ns[1] > 0, any_far = far_ns[0] > 0 || far_ns[1] > 0;
-  int32_t a = any_near ? start(f, now, message, near, near_ns, cost->bytes - cost->nic_bytes) : -1;
-  int32_t b = any_far ? start(f, now, message, far, far_ns, cost->nic_bytes) : -1;
+  int32_t a = any_near ? start(f, now, message, near, near_ns, cost->bytes - cost->nic_bytes, yields) : -1;
+  int32_t b = any_far ? start(f, now, message, far, far_ns, cost->nic_bytes, yields) : -1;
   if (a >= 0 && b >= 0) {
     f->flows[a].other = b;
     f->flows[b].other = a;
@@ -169,8 +171,7 @@ static void see_port(SchedFlows *f, int32_t number)
   Port *port = &f->ports[number];
   if (port->seen != f->seen) {
     port->seen = f->seen;
-    port->used = port->of = 0;
-    port->open = port->n;
+    port->used = 0;
     PUSH(f->comp_ports, f->n_comp_ports, f->comp_ports_cap, number);
   }
 }
@@ -213,14 +214,19 @@ static double level(const Port *port)
 }
 
 /* Progressive filling: the level of all open flows rises until a port is full, whose flows then keep their rate. A
-   port's level only rises as others freeze, so what the heap has is a lower bound. */
-static void fill(SchedFlows *f, int64_t now)
+   port's level only rises as others freeze, so what the heap has is a lower bound. Flows that yield are filled last. */
+static void fill(SchedFlows *f, int64_t now, bool yields)
 {
   f->fill.n = 0;
+  for (int32_t i = 0; i < f->n_comp_ports; i++) {
+    f->ports[f->comp_ports[i]].open = 0;
+    f->ports[f->comp_ports[i]].of = 0;
+  }
   for (int32_t i = 0; i < f->n_comp; i++) {
     const Flow *flow = &f->flows[f->comp[i]];
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 2 && flow->yields == yields; k++) {
       f->ports[flow->port[k]].of += flow->weight[k];
+      f->ports[flow->port[k]].open++;
     }
   }
   for (int32_t i = 0; i < f->n_comp_ports; i++) {
@@ -243,7 +249,7 @@ static void fill(SchedFlows *f, int64_t now)
     }
     for (int32_t i = 0; i < port->n; i++) {
       Flow *flow = &f->flows[port->flows[i]];
-      if (flow->frozen) {
+      if (flow->frozen || flow->yields != yields) {
         continue;
       }
       flow->frozen = true;
@@ -264,7 +270,8 @@ int64_t flows_next(SchedFlows *f, int64_t now)
 {
   if (f->n_dirty) {
     find_component(f);
-    fill(f, now);
+    fill(f, now, false);
+    fill(f, now, true);
   }
   while (f->ends.n) {
     int64_t value = f->ends.keys[1];

@@ -52,6 +52,9 @@ enum {
 
 enum { SCHED_SIZES = 2 }; /* of micro-batches: a full one, the last */
 
+typedef struct SchedBucket SchedBucket;
+typedef struct SchedBucketTimes SchedBucketTimes;
+
 /* The plan as the passes want it: who runs what, and how long it takes. Tables by sched_at(net, way, layer), those of
    times and costs for each size of micro-batch, one after the other. */
 typedef struct SchedNet {
@@ -67,6 +70,9 @@ typedef struct SchedNet {
   int64_t *op_ns[TASK_DISPATCH]; /* of compute and helper tasks; chunks are alike */
   MsgCost *msg[TASK_COUNT];      /* of hops */
   double merged;                 /* factor on the time of a MARK_MERGED task */
+  SchedBucket *buckets;          /* in the order in which the step's end takes them: sched_buckets.h */
+  int n_buckets;
+  int *bucket_of; /* [bucket kinds][layers] number of a bucket, if there is one */
   const uint8_t *marks;          /* [task ids] or NULL */
 } SchedNet;
 
@@ -99,8 +105,9 @@ typedef struct SchedOrder {
 typedef struct SchedTimes {
   int64_t *start, *end, *sent;
   int32_t *seq;
+  SchedBucketTimes *buckets; /* [buckets] */
   int32_t n_seq;
-  int64_t makespan;
+  int64_t makespan; /* of the micro-batches; gradients may still be summed then */
   int in_flight; /* peak of micro-batches between first forward and last weight gradient */
   bool lacked;   /* something waited for a slot for work or a message; else more of them change nothing */
 } SchedTimes;
@@ -184,6 +191,7 @@ bool sched_task_exists(const SchedNet *, SchedTask, int layer, int way);
 /* Is the layer's forward, of which only its input and lists are kept, run again before its gradients? */
 bool sched_again(const SchedNet *, int layer);
 int sched_chunks(const SchedNet *, SchedTask);
+int sched_way_mbs(const SchedNet *, int way); /* micro-batches that go this way */
 /* Tasks that read what this one makes, weight gradients included; returns how many. In a fixed order. Of the gradient
    of a layer's experts, and of the head, the last is TASK_ATT_AGAIN of the layer before where there is one: it reads
    nothing of them, but then is its time. */
@@ -250,7 +258,7 @@ bool sched_search_is_small(const SchedSearch *); /* others than the best are tri
 /* Shared passes, in this order: rows with their waits; slots of pools and channels; the end of the step; tables. */
 void sched_comm(Arena *, const SchedNet *, const SchedTimes *, SchedRecs *);
 void sched_slots(Arena *, const SchedNet *, SchedRecs *, Schedule *);
-void sched_tail(Arena *, const SchedNet *, SchedRecs *, Schedule *);
+void sched_tail(Arena *, const SchedNet *, const SchedTimes *, SchedRecs *, Schedule *);
 void sched_rows(Arena *, SchedRecs *, Schedule *);
 
 MoeOp sched_op(MoeOpKind, int layer, int mb);                         /* a row with nothing in it but its stream */

@@ -1,5 +1,5 @@
 /* The dataflow of a micro-batch as a graph of tasks: which exist, where they run, what follows what, what they cost. */
-#include "codegen/sched_int.h"
+#include "codegen/sched_buckets.h"
 
 #include <math.h>
 #include <string.h>
@@ -535,6 +535,12 @@ static void fold_all(SchedNet *net)
   }
 }
 
+int sched_way_mbs(const SchedNet *net, int way)
+{
+  int half = (net->n_mbs + 1) / 2;
+  return net->ways == 1 ? net->n_mbs : way == 0 ? half : net->n_mbs - half;
+}
+
 SchedNet sched_net(Arena *arena, const Spec *spec, const Plan *plan)
 {
   SchedNet net = {.spec = spec, .plan = plan, .n_layers = spec->model.layers, .n_mbs = plan->micro_batches};
@@ -570,5 +576,6 @@ SchedNet sched_net(Arena *arena, const Spec *spec, const Plan *plan)
   if (plan->system == SYSTEM_COMET) {
     fold_all(&net);
   }
+  sched_buckets(arena, &net);
   return net;
 }

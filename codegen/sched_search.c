@@ -8,12 +8,6 @@
 
 #include <math.h>
 
-static int way_mbs(const SchedNet *net, int way)
-{
-  int half = (net->n_mbs + 1) / 2;
-  return net->ways == 1 ? net->n_mbs : way == 0 ? half : net->n_mbs - half;
-}
-
 SchedOrder *sched_orders_new(Arena *arena, const SchedNet *net)
 {
   SchedOrder *orders = arena_new_array(arena, SchedOrder, (size_t)net->n_groups);
@@ -21,7 +15,7 @@ SchedOrder *sched_orders_new(Arena *arena, const SchedNet *net)
     for (int layer = 0; layer <= net->n_layers; layer++) {
       for (int way = 0; way < net->ways; way++) {
         if (sched_task_exists(net, task, layer, way)) {
-          orders[sched_group(net, task, layer, way)].n += way_mbs(net, way) * sched_chunks(net, task);
+          orders[sched_group(net, task, layer, way)].n += sched_way_mbs(net, way) * sched_chunks(net, task);
         }
       }
     }
@@ -39,7 +33,7 @@ static int n_tasks(const SchedNet *net)
   for (SchedTask task = 0; task < TASK_COUNT; task++) {
     for (int layer = 0; layer <= net->n_layers; layer++) {
       for (int way = 0; way < net->ways; way++) {
-        n += sched_task_exists(net, task, layer, way) ? way_mbs(net, way) * sched_chunks(net, task) : 0;
+        n += sched_task_exists(net, task, layer, way) ? sched_way_mbs(net, way) * sched_chunks(net, task) : 0;
       }
     }
   }

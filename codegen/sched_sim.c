@@ -7,70 +7,11 @@
    Slots are few, as the memory model wants, and can run into each other's arms: gradients on their way down wait for
    slots that are held by gradients further down. When nothing moves, the first blocked channel, or else the first
    blocked pool, gets one slot more. So every order ends, and memory grows only where it must. */
-#include "codegen/sched_int.h"
+#include "codegen/sched_sim.h"
 
 #include <string.h>
 
-#include "codegen/sched_flow.h"
-#include "codegen/sched_heap.h"
-#include "codegen/sched_room.h"
-
-enum { READY_GRAD, READY_FWD, READY_WGRAD, READY_COUNT };
-enum { N_HOPS = TASK_COUNT - TASK_DISPATCH };
-
-/* A message channel and the messages that want to start. */
-typedef struct Chan {
-  int used, slots;
-  Heap queue;
-} Chan;
-
-/* An ordered pair of groups; messages between ranks of one node, relays', are a pair of their own. */
-typedef struct Pair {
-  int src, dst;
-  bool busy, stirred;
-  int waiting; /* messages in its queues */
-  Chan chans[N_HOPS];
-} Pair;
-
-/* Work slots of one side of a group: of attention ops, of FFN ops. */
-typedef struct Pool {
-  int used, slots;
-} Pool;
-
-typedef struct Group {
-  int64_t free_at; /* compute */
-  Heap ready[READY_COUNT];
-  Heap reduces; /* NODE_REDUCE tasks that want a work slot */
-  int latest;   /* which of READY_GRAD and READY_FWD ran last */
-  int cursor;   /* next in the given order */
-  bool stirred; /* something changed that may let it start a compute op or a NODE_REDUCE */
-  bool no_room; /* a forward waits for saved slots */
-  Pool pools[2];
-} Group;
-
-typedef struct Sim {
-  const SchedNet *net;
-  const SchedPolicy *policy;
-  const SchedOrder *given; /* or NULL */
-  Group *groups;
-  Pair *pairs;
-  int n_pairs;
-  int32_t *pair_of;        /* [2][groups][groups] */
-  int32_t *stirred_pairs;  /* to look at in this instant, in the order in which they were stirred */
-  int32_t *stirred_groups; /* the same */
-  int n_stirred_pairs, n_stirred_groups;
-  SchedFlows *flows;
-  SchedRoom *room; /* or NULL: micro-batches are admitted whole */
-  uint8_t *come;   /* [ids] how many of the tasks before it are done */
-  uint8_t *ready;  /* [ids] with a given order: it may start */
-  int32_t *owner;  /* [ids] whose work slot the task reads, -1 if none */
-  int8_t *readers; /* [ids] of a task with a work slot: how many of its readers are to come */
-  int32_t *left;   /* [mbs] weight gradients still to come */
-  Heap events;     /* ids of ops that end and of messages that arrive */
-  SchedTimes *times;
-  int64_t now;
-  int admitted, retired;
-} Sim;
+#include "codegen/sched_buckets.h"
 
 static void stir_group(Sim *sim, int g)
 {
@@ -88,7 +29,7 @@ static void stir_pair(Sim *sim, Pair *pair)
   }
 }
 
-static Pair *pair_of(Sim *sim, int32_t id)
+Pair *sim_pair_of(Sim *sim, int32_t id)
 {
   const SchedNet *net = sim->net;
   SchedTask task = sched_task(net, id);
@@ -110,7 +51,7 @@ static Pair *pair_of(Sim *sim, int32_t id)
 
 static Chan *chan_of(Sim *sim, int32_t id)
 {
-  return &pair_of(sim, id)->chans[sched_task(sim->net, id) - TASK_DISPATCH];
+  return &sim_pair_of(sim, id)->chans[sched_task(sim->net, id) - TASK_DISPATCH];
 }
 
 /* ---- slots ---- */
@@ -128,7 +69,7 @@ static int younger(const Sim *sim, int32_t id)
   return sim->room && !room_is_oldest(sim->room, sched_mb(sim->net, id));
 }
 
-static bool has_work(Sim *sim, int32_t id)
+bool sim_has_work(Sim *sim, int32_t id)
 {
   const Pool *pool = pool_of(sim, id);
   SchedTask task = sched_task(sim->net, id);
@@ -181,7 +122,7 @@ static void drop_messages(Sim *sim, int32_t reader)
   int32_t hops[SCHED_MAX_CHUNKS];
   for (int i = 0, n = sched_frees(sim->net, reader, hops); i < n; i++) {
     chan_of(sim, hops[i])->used--;
-    stir_pair(sim, pair_of(sim, hops[i]));
+    stir_pair(sim, sim_pair_of(sim, hops[i]));
   }
 }
 
@@ -229,7 +170,7 @@ static void queue_hop(Sim *sim, int32_t id)
   if (task < TASK_PIPE_B && !sim->given) {
     key += INT64_C(1) << 61; /* gradients first */
   }
-  Pair *pair = pair_of(sim, id);
+  Pair *pair = sim_pair_of(sim, id);
   heap_push(&chan_of(sim, id)->queue, key, id);
   pair->waiting++;
   stir_pair(sim, pair);
@@ -285,8 +226,17 @@ static void admit(Sim *sim)
 static void finish(Sim *sim, int32_t id)
 {
   const SchedNet *net = sim->net;
+  if (reduce_has(sim->reduce, id)) {
+    const SchedBucket *bucket = reduce_event(sim->reduce, id);
+    for (int k = 0; k < bucket->n_groups; k++) {
+      stir_group(sim, bucket->groups[k]);
+    }
+    return;
+  }
   SchedTask task = sched_task(net, id);
   int32_t next[SCHED_MAX_NEXT];
+  sim->times->makespan = sim->now;
+  reduce_added(sim->reduce, id);
   if (task < TASK_DISPATCH) {
     stir_group(sim, sched_group_of(net, id));
     drop_work(sim, id);
@@ -315,92 +265,24 @@ static void finish(Sim *sim, int32_t id)
 
 /* ---- what starts ---- */
 
-/* Messages that stand before the one this task would send. */
-static int backlog(Sim *sim, int32_t id)
-{
-  int32_t next[SCHED_MAX_NEXT];
-  if (sched_nexts(sim->net, id, next) == 0 || sched_task(sim->net, next[0]) < TASK_DISPATCH) {
-    return 0;
-  }
-  const Pair *pair = pair_of(sim, next[0]);
-  return pair->waiting + pair->busy;
-}
-
-/* Brings the first forward that has room to the top of its heap, if any has. */
-static void find_room(Sim *sim, Group *group)
-{
-  Heap *heap = &group->ready[READY_FWD];
-  int best = -1;
-  for (int i = 0; i < heap->n; i++) {
-    int32_t id = (int32_t)heap->keys[2 * i + 1];
-    bool room = room_has(sim->room, id);
-    group->no_room |= !room;
-    if (room && has_work(sim, id) && (best < 0 || heap->keys[2 * i] < heap->keys[2 * best])) {
-      best = i;
-    }
-  }
-  if (best > 0) {
-    int64_t id = heap->keys[2 * best + 1];
-    heap_remove(heap, best);
-    heap_push(heap, -1, id);
-  }
-}
-
-/* Index of the heap to take from, or -1. */
-static int choose_heap(Sim *sim, Group *group)
-{
-  const SchedPolicy *policy = sim->policy;
-  bool can[READY_COUNT];
-  if (sim->room) {
-    find_room(sim, group);
-  }
-  for (int i = 0; i < READY_COUNT; i++) {
-    int32_t id = group->ready[i].n ? (int32_t)group->ready[i].keys[1] : -1;
-    can[i] = id >= 0 && has_work(sim, id) && (i != READY_FWD || !sim->room || room_has(sim->room, id));
-  }
-  bool forward_first = policy->turn == TURN_FORWARD || (policy->turn == TURN_BOTH && group->latest == READY_GRAD);
-  if (group->ready[READY_WGRAD].n > policy->wgrads && !(can[READY_GRAD] && policy->turn == TURN_GRAD)) {
-    return READY_WGRAD;
-  }
-  int first = forward_first ? READY_FWD : READY_GRAD, second = READY_GRAD + READY_FWD - first;
-  int pick = can[first] ? first : can[second] ? second : -1;
-  if (pick < 0 ||
-      (can[READY_WGRAD] && policy->backlog && backlog(sim, (int32_t)group->ready[pick].keys[1]) >= policy->backlog)) {
-    return can[READY_WGRAD] ? READY_WGRAD : -1;
-  }
-  return pick;
-}
-
-static int32_t choose(Sim *sim, int g)
-{
-  Group *group = &sim->groups[g];
-  if (sim->given) {
-    const SchedOrder *order = &sim->given[g];
-    int32_t id = group->cursor < order->n ? order->ids[group->cursor] : -1;
-    if (id < 0 || !sim->ready[id] || !has_work(sim, id)) {
-      return -1;
-    }
-    group->cursor++;
-    return id;
-  }
-  int heap = choose_heap(sim, group);
-  group->latest = heap == READY_FWD || heap == READY_GRAD ? heap : group->latest;
-  return heap < 0 ? -1 : (int32_t)heap_pop(&group->ready[heap]);
-}
-
 static void start_compute(Sim *sim)
 {
   for (int i = 0; i < sim->n_stirred_groups; i++) {
     int g = sim->stirred_groups[i];
     Group *group = &sim->groups[g];
     group->stirred = false;
-    while (group->reduces.n && has_work(sim, (int32_t)group->reduces.keys[1])) {
+    while (group->reduces.n && sim_has_work(sim, (int32_t)group->reduces.keys[1])) {
       start_op(sim, (int32_t)heap_pop(&group->reduces));
     }
-    int32_t id = group->free_at <= sim->now ? choose(sim, g) : -1;
+    if (group->free_at > sim->now) {
+      continue;
+    }
+    int32_t id = sim_choose(sim, g);
     if (id >= 0) {
       start_op(sim, id);
       group->free_at = sim->times->end[id];
+    } else {
+      group->free_at = reduce_run(sim->reduce, sim->now, g);
     }
   }
   sim->n_stirred_groups = 0;
@@ -426,6 +308,7 @@ static Chan *next_chan(const Sim *sim, Pair *pair)
 
 static void start_messages(Sim *sim)
 {
+  reduce_exchange(sim->reduce, sim->now);
   for (int i = 0; i < sim->n_stirred_pairs; i++) {
     Pair *pair = &sim->pairs[sim->stirred_pairs[i]];
     pair->stirred = false;
@@ -436,7 +319,7 @@ static void start_messages(Sim *sim)
       pair->waiting--;
       chan->used++;
       record_start(sim, id);
-      flows_start(sim->flows, sim->now, id, pair->src, pair->dst, sched_msg(sim->net, id));
+      flows_start(sim->flows, sim->now, id, pair->src, pair->dst, sched_msg(sim->net, id), false);
     }
   }
   sim->n_stirred_pairs = 0;
@@ -445,7 +328,11 @@ static void start_messages(Sim *sim)
 /* The last byte has left: the pair is free, and what the message was packed from. It arrives a latency later. */
 static void leave(Sim *sim, int32_t id)
 {
-  Pair *pair = pair_of(sim, id);
+  if (reduce_has(sim->reduce, id)) {
+    reduce_left(sim->reduce, sim->now, id);
+    return;
+  }
+  Pair *pair = sim_pair_of(sim, id);
   pair->busy = false;
   stir_pair(sim, pair);
   sim->times->sent[id] = sim->now;
@@ -463,7 +350,7 @@ static void run_until_still(Sim *sim, int64_t most)
     start_compute(sim);
     int64_t flow = flows_next(sim->flows, sim->now), event = sim->events.n ? sim->events.keys[0] : INT64_MAX;
     int64_t next = flow < event ? flow : event;
-    if (next == INT64_MAX || next > most) {
+    if (next == INT64_MAX || (next > most && sim->retired < sim->net->n_mbs)) {
       return;
     }
     sim->now = next;
@@ -501,7 +388,7 @@ static bool grow(Sim *sim)
     for (int i = 0; !sim->given && i < READY_COUNT; i++) {
       for (int k = 0; wants < 0 && k < group->ready[i].n; k++) {
         int32_t id = (int32_t)group->ready[i].keys[2 * k + 1];
-        wants = !has_work(sim, id) && (!sim->room || room_has(sim->room, id)) ? id : -1;
+        wants = !sim_has_work(sim, id) && (!sim->room || room_has(sim->room, id)) ? id : -1;
       }
     }
     if (wants < 0 && sim->given && group->cursor < sim->given[g].n && sim->ready[sim->given[g].ids[group->cursor]]) {
@@ -564,6 +451,7 @@ static void sim_free(Sim *sim)
       free(sim->pairs[i].chans[k].queue.keys);
     }
   }
+  reduce_free(sim->reduce);
   flows_free(sim->flows);
   free(sim->events.keys);
 }
@@ -575,13 +463,13 @@ bool sched_simulate(Arena *arena, const SchedNet *net, const SchedPolicy *policy
   Sim sim = sim_new(arena, net, policy);
   sim.given = given;
   sim.times = times;
+  sim.reduce = reduce_new(arena, net, sim.flows, &sim.events, times);
   sim.room = policy->keep ? room_new(arena, net, policy->keep) : NULL;
   admit(&sim);
   do { /* the first instant, and again whenever nothing moves: one slot more */
     run_until_still(&sim, most);
   } while (sim.retired < net->n_mbs && !sim.events.n && flows_next(sim.flows, sim.now) == INT64_MAX && grow(&sim));
   bool late = sim.events.n || flows_next(sim.flows, sim.now) < INT64_MAX;
-  times->makespan = sim.now;
   if (sim.retired < net->n_mbs && !late) {
     die("the order of compute ops does not terminate: %d of %d micro-batches done", sim.retired, net->n_mbs);
   }

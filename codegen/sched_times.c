@@ -1,5 +1,5 @@
 /* Modelled times by task: where the simulator writes them, and the micro-batches in flight that they show. */
-#include "codegen/sched_int.h"
+#include "codegen/sched_buckets.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +46,8 @@ SchedTimes sched_times_new(Arena *arena, const SchedNet *net)
   return (SchedTimes){.start = arena_new_array(arena, int64_t, ids),
                       .end = arena_new_array(arena, int64_t, ids),
                       .sent = arena_new_array(arena, int64_t, ids),
-                      .seq = arena_new_array(arena, int32_t, ids)};
+                      .seq = arena_new_array(arena, int32_t, ids),
+                      .buckets = arena_new_array(arena, SchedBucketTimes, (size_t)net->n_buckets)};
 }
 
 void sched_times_clear(const SchedNet *net, SchedTimes *times)

@@ -100,7 +100,7 @@ static double typical_ns(const MoeBundle *b)
 double moe_emu_scale(const MoeBundle *b, const MoeWiring *wiring)
 {
   double events = 0;
-  for (int32_t i = 0; i < wiring->n_ranks * wiring->n_ranks; i++) {
+  for (int32_t i = 0; i < moe_n_links(wiring); i++) {
     events += wiring->links[i].n_msgs;
   }
   for (int32_t r = 0; r < wiring->n_ranks; r++) {

@@ -274,9 +274,9 @@ static MoeStatus open_log(MoeRun *run)
 static void poison_slots(const MoeRun *run, const MoeWiring *wiring)
 {
   int32_t n = wiring->n_ranks;
-  for (int32_t i = 0; i < n * n; i++) {
+  for (int32_t i = 0; i < moe_n_links(wiring); i++) {
     const MoeLinkPlan *link = &wiring->links[i];
-    for (int32_t s = 0; i / n != i % n && s < link->n_slots; s++) {
+    for (int32_t s = 0; i / n % n != i % n && s < link->n_slots; s++) {
       memset(run->shared->slabs + link->offset[s] + sizeof(MoeSlot), 0xff, moe_align64(link->capacity[s]));
     }
   }

@@ -47,6 +47,11 @@ MoePairs moe_edge_pairs(MoeEdge edge)
   return edges[edge].pairs;
 }
 
+MoeLane moe_edge_lane(MoeEdge edge)
+{
+  return moe_edge_pairs(edge) == MOE_PAIRS_HOLDERS ? MOE_LANE_BUCKETS : MOE_LANE_STEP;
+}
+
 const char *moe_bucket_name(MoeBucketKind kind)
 {
   return kind < MOE_BUCKET_COUNT ? buckets[kind] : "none";

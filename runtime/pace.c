@@ -9,7 +9,10 @@
 
 /* Ends this close together are one event: the messages of one op to its peers are of equal size up to rounding. */
 #define SAME_EVENT_NS 500
+/* Less of a port than this is rounding: nothing moves. */
+#define NO_ROOM       1e-9
 
+/* Of one lane. */
 typedef struct Pair {
   double left;                 /* bytes of the first message in the queue */
   double rate;                 /* bytes per ns */
@@ -19,7 +22,8 @@ typedef struct Pair {
   _Atomic uint64_t ended; /* messages whose last byte has left */
   uint32_t waiting;       /* messages in the queue, the first included */
   bool late;              /* it started before the model's time: credit is due */
-  bool fixed;             /* scratch of share_ports() */
+  bool yields;
+  bool fixed; /* scratch of share_ports() */
   double bytes[MOE_PACE_QUEUE];
   int64_t start_ns[MOE_PACE_QUEUE]; /* until it starts: when it was ready */
   int64_t end_ns[MOE_PACE_QUEUE];
@@ -27,9 +31,10 @@ typedef struct Pair {
 } Pair;
 
 typedef struct Port {
-  double rate; /* bytes per ns */
-  double room; /* scratch from here on */
-  int32_t users, first;
+  double rate;          /* bytes per ns */
+  double room;          /* scratch from here on */
+  int32_t users, first; /* active pairs */
+  int32_t open;         /* of them without a rate yet, in the lane that is filled */
 } Port;
 
 struct MoePacer {
@@ -52,19 +57,19 @@ static size_t layout(MoePacer *p, size_t ranks, size_t ports)
 {
   size_t at = align64(sizeof(MoePacer));
   p->active_at = at;
-  at += align64(ranks * ranks * sizeof(int32_t));
+  at += align64(MOE_LANE_COUNT * ranks * ranks * sizeof(int32_t));
   p->port_at = at;
   at += align64(ports * sizeof(Port));
   p->used_at = at;
   at += align64(ports * sizeof(int32_t));
   p->member_at = at;
-  at += align64(2 * ranks * ranks * sizeof(int32_t));
+  at += align64(2 * MOE_LANE_COUNT * ranks * ranks * sizeof(int32_t));
   p->told_at = at;
   at += align64(ranks * sizeof(int64_t));
   p->ring_at = at;
   at += align64(ranks * sizeof(bool));
   p->pair_at = at;
-  return at + ranks * ranks * sizeof(Pair);
+  return at + MOE_LANE_COUNT * ranks * ranks * sizeof(Pair);
 }
 
 /* When the first message of the queue will arrive. */
@@ -79,9 +84,14 @@ static void *at(const MoePacer *p, size_t offset)
   return (uint8_t *)(uintptr_t)p + offset;
 }
 
-static Pair *pair_of(const MoePacer *p, int32_t src, int32_t dst)
+static int32_t pair_index(const MoePacer *p, MoeLane lane, int32_t src, int32_t dst)
 {
-  return (Pair *)at(p, p->pair_at) + (ptrdiff_t)src * p->n_ranks + dst;
+  return ((int32_t)lane * p->n_ranks + src) * p->n_ranks + dst;
+}
+
+static Pair *pair_of(const MoePacer *p, MoeLane lane, int32_t src, int32_t dst)
+{
+  return (Pair *)at(p, p->pair_at) + pair_index(p, lane, src, dst);
 }
 
 size_t moe_pace_bytes(int32_t n_ranks, int32_t n_ports)
@@ -110,9 +120,12 @@ void moe_pace_port(MoePacer *p, int32_t port, double rate)
 
 void moe_pace_route(MoePacer *p, int32_t src, int32_t dst, int32_t out_port, int32_t in_port)
 {
-  Pair *pair = pair_of(p, src, dst);
-  pair->out_port = out_port;
-  pair->in_port = in_port;
+  for (MoeLane lane = 0; lane < MOE_LANE_COUNT; lane++) {
+    Pair *pair = pair_of(p, lane, src, dst);
+    pair->out_port = out_port;
+    pair->in_port = in_port;
+    pair->yields = lane == MOE_LANE_BUCKETS;
+  }
 }
 
 void moe_pace_even(MoePacer *p, double rate)
@@ -157,42 +170,73 @@ static int32_t list_ports(MoePacer *p, Pair *pairs, const int32_t *active, Port 
   return n_used;
 }
 
-/* Progressive filling: the port with the smallest fair share fixes the rate of its pairs; repeat with the rest. */
+/* Pairs without a rate in one lane, port by port. Returns how many there are. */
+static int32_t open_pairs(const MoePacer *p, const Pair *pairs, const int32_t *active, Port *ports, const int32_t *used,
+                          int32_t n_used, bool yields)
+{
+  int32_t n = 0;
+  for (int32_t i = 0; i < n_used; i++) {
+    ports[used[i]].open = 0;
+  }
+  for (int32_t i = 0; i < p->n_active; i++) {
+    const Pair *pair = &pairs[active[i]];
+    if (pair->yields == yields) {
+      ports[pair->out_port].open++;
+      ports[pair->in_port].open++;
+      n++;
+    }
+  }
+  return n;
+}
+
+/* The port's open pairs of a lane get their share. Returns how many they were. */
+static int32_t fix_pairs(Pair *pairs, Port *ports, Port *port, const int32_t *member, bool yields, double share)
+{
+  int32_t n = 0;
+  for (int32_t i = port->first; port->open > 0; i++) {
+    Pair *pair = &pairs[member[i]];
+    if (pair->fixed || pair->yields != yields) {
+      continue;
+    }
+    Port *out = &ports[pair->out_port], *in = &ports[pair->in_port];
+    pair->fixed = true;
+    pair->rate = share > NO_ROOM * port->rate ? share : 0;
+    out->room = out->room > share ? out->room - share : 0;
+    in->room = in->room > share ? in->room - share : 0;
+    out->open--;
+    in->open--;
+    n++;
+  }
+  return n;
+}
+
+/* Progressive filling: the port with the smallest fair share fixes the rate of its pairs; repeat with the rest. Then
+   the same with what is left for those that yield. */
 static void share_ports(MoePacer *p)
 {
   Pair *pairs = at(p, p->pair_at);
   Port *ports = at(p, p->port_at);
   int32_t *active = at(p, p->active_at), *used = at(p, p->used_at), *member = at(p, p->member_at);
   int32_t n_used = list_ports(p, pairs, active, ports, used, member);
-  int32_t *end = used + n_used;
-  for (int32_t left = p->n_active; left > 0;) {
-    double share = -1;
-    for (int32_t *u = used; u < end; u++) {
-      const Port *port = &ports[*u];
-      if (port->users > 0 && (share < 0 || port->room < share * port->users)) {
-        share = port->room / port->users;
-      }
-    }
-    for (int32_t *u = used; u < end; u++) {
-      Port *port = &ports[*u];
-      if (port->users == 0 || port->room > share * port->users * (1 + 1e-9)) {
-        continue;
-      }
-      for (int32_t i = port->first; port->users > 0; i++) {
-        Pair *pair = &pairs[member[i]];
-        if (pair->fixed) {
-          continue;
+  for (int yields = 0; yields <= 1; yields++) {
+    for (int32_t left = open_pairs(p, pairs, active, ports, used, n_used, yields); left > 0;) {
+      double share = -1;
+      for (int32_t i = 0; i < n_used; i++) {
+        const Port *port = &ports[used[i]];
+        if (port->open > 0 && (share < 0 || port->room < share * port->open)) {
+          share = port->room / port->open;
         }
-        Port *out = &ports[pair->out_port], *in = &ports[pair->in_port];
-        pair->fixed = true;
-        pair->rate = share;
-        out->room = out->room > share ? out->room - share : 0;
-        in->room = in->room > share ? in->room - share : 0;
-        out->users--;
-        in->users--;
-        left--;
+      }
+      for (int32_t i = 0; i < n_used; i++) {
+        Port *port = &ports[used[i]];
+        if (port->open > 0 && port->room <= share * port->open * (1 + 1e-9)) {
+          left -= fix_pairs(pairs, ports, port, member, yields, share);
+        }
       }
     }
+  }
+  for (int32_t i = 0; i < n_used; i++) {
+    ports[used[i]].users = 0;
   }
 }
 
@@ -219,10 +263,10 @@ static void refresh(MoePacer *p)
         pair->left -= credit;
       }
     }
-    int64_t end = from + (int64_t)(pair->left / pair->rate + 0.5);
+    int64_t end = pair->rate > 0 ? from + (int64_t)(pair->left / pair->rate + 0.5) : INT64_MAX;
     atomic_store_explicit(&pair->expected_ns, end, memory_order_relaxed);
     p->next_ns = end < p->next_ns ? end : p->next_ns;
-    int32_t src = active[i] / p->n_ranks;
+    int32_t src = active[i] / p->n_ranks % p->n_ranks;
     if (first_arrival(pair) < told[src]) {
       told[src] = first_arrival(pair);
       ring[src] = true;
@@ -301,9 +345,10 @@ static void advance(MoePacer *p, int64_t to)
   }
 }
 
-bool moe_pace_start(MoePacer *p, int32_t src, int32_t dst, double bytes, int64_t latency_ns, int64_t ready_ns)
+bool moe_pace_start(MoePacer *p, MoeLane lane, int32_t src, int32_t dst, double bytes, int64_t latency_ns,
+                    int64_t ready_ns)
 {
-  Pair *pair = pair_of(p, src, dst);
+  Pair *pair = pair_of(p, lane, src, dst);
   moe_lock(&p->lock);
   bool ok = pair->waiting < MOE_PACE_QUEUE;
   if (ok) {
@@ -318,7 +363,7 @@ bool moe_pace_start(MoePacer *p, int32_t src, int32_t dst, double bytes, int64_t
         flow_until(p, start);
       }
       atomic_store_explicit(&pair->expected_ns, INT64_MAX, memory_order_relaxed);
-      ((int32_t *)at(p, p->active_at))[p->n_active++] = src * p->n_ranks + dst;
+      ((int32_t *)at(p, p->active_at))[p->n_active++] = pair_index(p, lane, src, dst);
       begin_first(p, pair);
     }
     pair->waiting++;
@@ -334,8 +379,8 @@ int64_t moe_pace_poll(MoePacer *p, int32_t rank, int64_t now_ns)
   int64_t next = INT64_MAX;
   moe_lock(&p->lock);
   advance(p, now_ns);
-  for (int32_t dst = 0; dst < p->n_ranks; dst++) {
-    const Pair *pair = pair_of(p, rank, dst);
+  for (int32_t i = 0; i < MOE_LANE_COUNT * p->n_ranks; i++) {
+    const Pair *pair = pair_of(p, (MoeLane)(i % MOE_LANE_COUNT), rank, i / MOE_LANE_COUNT);
     if (pair->waiting > 0 && first_arrival(pair) < next) {
       next = first_arrival(pair);
     }
@@ -352,9 +397,9 @@ int64_t moe_pace_poll(MoePacer *p, int32_t rank, int64_t now_ns)
   return next;
 }
 
-bool moe_pace_message(const MoePacer *p, int32_t src, int32_t dst, uint64_t number, MoePaced *m)
+bool moe_pace_message(const MoePacer *p, MoeLane lane, int32_t src, int32_t dst, uint64_t number, MoePaced *m)
 {
-  const Pair *pair = pair_of(p, src, dst);
+  const Pair *pair = pair_of(p, lane, src, dst);
   size_t i = (size_t)(number % MOE_PACE_QUEUE);
   uint64_t ended = atomic_load_explicit(&pair->ended, memory_order_acquire);
   bool over = ended > number;

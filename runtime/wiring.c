@@ -1,5 +1,5 @@
-/* Walks every rank's table once and appends each message to the list of its pair. A (channel, slot) of the schedule
-   becomes one slot of the link; its uses are counted per pair, in table order, which is the same on both sides. */
+/* Walks every rank's table once and appends each message to the list of its link. A (channel, slot) of the schedule
+   becomes one slot of the link; its uses are counted per link, in table order, which is the same on both sides. */
 #include "runtime/wiring.h"
 
 #include <stdlib.h>
@@ -40,13 +40,14 @@ static MoeStatus collect_op(const MoeRank *me, MoeWiring *w, int32_t *n_recvs, i
 {
   const MoeOp *op = &me->group->ops[index];
   MOE_TRY(check_row(me->bundle, op));
+  MoeLane lane = moe_edge_lane((MoeEdge)op->edge);
   int32_t n = moe_op_peers(me, op, peers);
   for (int32_t k = 0; k < n; k++) {
     if (op->kind == MOE_OP_SEND) {
-      MoeLinkPlan *link = &w->links[me->rank * w->n_ranks + peers[k]];
+      MoeLinkPlan *link = &w->links[moe_link_index(w, lane, me->rank, peers[k])];
       MOE_TRY(append(&link->sends, &link->n_msgs, index, op));
     } else {
-      int32_t at = peers[k] * w->n_ranks + me->rank;
+      int32_t at = moe_link_index(w, lane, peers[k], me->rank);
       MOE_TRY(append(&w->links[at].recvs, &n_recvs[at], index, op));
     }
   }
@@ -136,11 +137,11 @@ MoeStatus moe_wiring_build(const MoeBundle *b, const MoeKernels *kernels, uint64
 {
   int32_t n = moe_n_ranks(b);
   *w = (MoeWiring){.n_ranks = n, .shared_end = shared_begin};
-  size_t pairs = (size_t)n * (size_t)n;
-  w->links = calloc(pairs, sizeof *w->links);
+  size_t links = (size_t)moe_n_links(w);
+  w->links = calloc(links, sizeof *w->links);
   w->self_bytes = calloc((size_t)n, sizeof *w->self_bytes);
   w->in_bytes = calloc((size_t)n, sizeof *w->in_bytes);
-  int32_t *n_recvs = calloc(pairs, sizeof *n_recvs);
+  int32_t *n_recvs = calloc(links, sizeof *n_recvs);
   int32_t *peers = calloc((size_t)n, sizeof *peers);
   MoeStatus status = MOE_ENOMEM;
   if (w->links == NULL || w->self_bytes == NULL || w->in_bytes == NULL || n_recvs == NULL || peers == NULL) {
@@ -148,19 +149,18 @@ MoeStatus moe_wiring_build(const MoeBundle *b, const MoeKernels *kernels, uint64
   } else {
     status = collect(b, w, n_recvs, peers);
   }
-  for (int32_t src = 0; status == MOE_OK && src < n; src++) {
-    for (int32_t dst = 0; status == MOE_OK && dst < n; dst++) {
-      MoeLinkPlan *link = &w->links[src * n + dst];
-      status = check_pair(b, link, n_recvs[src * n + dst], src, dst);
-      if (status == MOE_OK && link->n_msgs > 0) {
-        status = number_slots(b, kernels, link, src, dst);
-      }
-      for (int32_t s = 0; status == MOE_OK && s < link->n_slots; s++) {
-        uint64_t *end = src == dst ? &w->self_bytes[src] : &w->shared_end;
-        link->offset[s] = *end;
-        *end += moe_slot_bytes(link->capacity[s]);
-        w->in_bytes[dst] += moe_slot_bytes(link->capacity[s]);
-      }
+  for (int32_t i = 0; status == MOE_OK && i < moe_n_links(w); i++) {
+    int32_t src = i / n % n, dst = i % n;
+    MoeLinkPlan *link = &w->links[i];
+    status = check_pair(b, link, n_recvs[i], src, dst);
+    if (status == MOE_OK && link->n_msgs > 0) {
+      status = number_slots(b, kernels, link, src, dst);
+    }
+    for (int32_t s = 0; status == MOE_OK && s < link->n_slots; s++) {
+      uint64_t *end = src == dst ? &w->self_bytes[src] : &w->shared_end;
+      link->offset[s] = *end;
+      *end += moe_slot_bytes(link->capacity[s]);
+      w->in_bytes[dst] += moe_slot_bytes(link->capacity[s]);
     }
   }
   free(n_recvs);
@@ -170,7 +170,7 @@ MoeStatus moe_wiring_build(const MoeBundle *b, const MoeKernels *kernels, uint64
 
 void moe_wiring_free(MoeWiring *w)
 {
-  for (int32_t i = 0; w->links != NULL && i < w->n_ranks * w->n_ranks; i++) {
+  for (int32_t i = 0; w->links != NULL && i < moe_n_links(w); i++) {
     free(w->links[i].sends);
     free(w->links[i].recvs);
     free(w->links[i].offset);

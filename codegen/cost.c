@@ -405,8 +405,8 @@ Work cost_bucket_terms(const Spec *spec, const Plan *plan, MoeOpKind kind, MoeBu
   return w;
 }
 
-/* A group of one rank has nobody in its table to exchange with. Where optimizer state lies with all ranks, its slices go
-   there and back all the same: that time is part of its ops, nothing hides it. */
+/* A group of one rank has nobody in its table to exchange with. Where optimizer state lies with all ranks, its slices
+   go there and back all the same: that time is part of its ops, nothing hides it. */
 int64_t cost_bucket_op_ns(const Spec *spec, const Plan *plan, MoeOpKind kind, MoeBucketKind bucket, int layer)
 {
   if (spec->costs.given) {

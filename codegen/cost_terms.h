@@ -76,8 +76,8 @@ MsgCost cost_bucket_msg(const Spec *, const Plan *, MoeEdge, MoeBucketKind, int 
 enum { MOE_BUCKET_GROUPS = 4 };
 int cost_bucket_groups(const Spec *, const Plan *, MoeBucketKind, int layer, int groups[MOE_BUCKET_GROUPS]);
 int cost_bucket_holders(const Spec *, const Plan *, MoeBucketKind, int layer);
-/* Ranks whose tables exchange a bucket's slices: its holders. Where its optimizer state lies with all ranks of the plan,
-   all ranks of the groups that hold it, those of EXPERTS too: their ports are what the exchange takes time on. */
+/* Ranks whose tables exchange a bucket's slices: its holders. Where its optimizer state lies with all ranks of the
+   plan, all ranks of the groups that hold it, those of EXPERTS too: their ports are what the exchange takes time on. */
 int cost_bucket_parties(const Spec *, const Plan *, MoeBucketKind, int layer);
 
 #endif

@@ -19,8 +19,8 @@ static void hold(int groups[CHECK_MAX_HOLDERS], int group)
   }
 }
 
-/* A rank's experts are on no other rank of its group; where optimizer state lies with all ranks, the group's ranks stand
-   for those that their slices go to. */
+/* A rank's experts are on no other rank of its group; where optimizer state lies with all ranks, the group's ranks
+   stand for those that their slices go to. */
 static bool one_each(const Plan *plan, MoeBucketKind kind)
 {
   return kind == MOE_BUCKET_EXPERTS && plan->optimizer_shard != OPT_SHARD_ALL;

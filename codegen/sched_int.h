@@ -72,8 +72,8 @@ typedef struct SchedNet {
   double merged;                 /* factor on the time of a MARK_MERGED task */
   SchedBucket *buckets;          /* in the order in which the step's end takes them: sched_buckets.h */
   int n_buckets;
-  int *bucket_of; /* [bucket kinds][layers] number of a bucket, if there is one */
-  const uint8_t *marks;          /* [task ids] or NULL */
+  int *bucket_of;       /* [bucket kinds][layers] number of a bucket, if there is one */
+  const uint8_t *marks; /* [task ids] or NULL */
 } SchedNet;
 
 /* Who goes first: input gradients, forwards, or each in turn. */
@@ -108,8 +108,8 @@ typedef struct SchedTimes {
   SchedBucketTimes *buckets; /* [buckets] */
   int32_t n_seq;
   int64_t makespan; /* of the micro-batches; gradients may still be summed then */
-  int in_flight; /* peak of micro-batches between first forward and last weight gradient */
-  bool lacked;   /* something waited for a slot for work or a message; else more of them change nothing */
+  int in_flight;    /* peak of micro-batches between first forward and last weight gradient */
+  bool lacked;      /* something waited for a slot for work or a message; else more of them change nothing */
 } SchedTimes;
 
 /* A row under construction. Ids in wait and release are record numbers; `chain` breaks ties of seq (SEND before RECV).

@@ -1,6 +1,6 @@
 /* The executor of one rank for one shape. A compute thread runs the compute ops of the group's table in order; a
    progress thread drives sends, receives, relays and node sums beside it. Each op's end is a flag that the other thread
-   can wait for. Nothing is allocated and no lock is taken while a step runs. */
+   can wait for. While a step runs, nothing is allocated and no lock is taken but that of the queues to other hosts. */
 #ifndef MOE_EXEC_H
 #define MOE_EXEC_H
 

@@ -96,7 +96,7 @@ static const struct {
      "stretch every op to X times its CPU time"},
     {"scale", "X", NUMBER, offsetof(MoeOptions, exec.scale), 1e-6, 1e9, FREE, 0,
      "rehearsals: real time per modelled time (default: what this machine can keep up with)"},
-    {"timeout", "S", NUMBER, offsetof(MoeOptions, timeout_s), 1, 1e9, FREE, 0,
+    {"timeout", "S", NUMBER, offsetof(MoeOptions, timeout_s), 1, 1e9, FREE, JOB,
      "seconds without any progress (default 300)"},
     {"rank", "R", COUNT, offsetof(MoeOptions, boot.rank), 0, 1e6, OWN, JOB,
      "this process runs rank R of a job of several (or MOE_RANK; launchers' variables say it too)"},
@@ -463,7 +463,7 @@ uint64_t moe_options_digest(const MoeOptions *o)
 {
   uint64_t h = 0xcbf29ce484222325u;
   for (int row = 0; row < N_ROWS; row++) {
-    for (const char *c = o->given[row]; c != NULL && rows[row].use != JOB; c = *c != '\0' ? c + 1 : NULL) {
+    for (const char *c = o->given[row]; c != NULL && (rows[row].use & JOB) == 0; c = *c != '\0' ? c + 1 : NULL) {
       h = (h ^ (unsigned char)*c ^ (uint64_t)row << 8) * 0x100000001b3u;
     }
   }

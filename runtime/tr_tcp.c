@@ -1,5 +1,7 @@
-/* The thread that moves bytes, and the transport's functions. Messages are handed over by the progress thread, credits
-   by either of a rank's threads: a lock guards the queues, held for one entry at a time. */
+/* Plain sockets rather than a communication library: what strangers send reaches no parser but ours, and that only
+   after the token, and a message goes from the socket into the slot that the schedule has for it. The thread that moves
+   bytes, and the transport's functions. Messages are handed over by the progress thread, credits by either of a rank's
+   threads: a lock guards the queues, held for one entry at a time. */
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <poll.h>

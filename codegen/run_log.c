@@ -33,10 +33,10 @@ static double number(const json_t *row, const char *key)
   return json_is_number(value) ? json_number_value(value) : (double)NAN;
 }
 
-/* Numbers of [layers][experts]; NULL after an error. */
-static double *read_cells(Reader *r, const json_t *rows, const char *key, int layers, int experts)
+/* Numbers of [layers][experts], into `cells` if it is not NULL; NULL after an error. */
+static double *read_cells(Reader *r, const json_t *rows, const char *key, int layers, int experts, double *cells)
 {
-  double *cells = arena_new_array(r->arena, double, (size_t)layers *(size_t)experts + 1);
+  cells = cells ? cells : arena_new_array(r->arena, double, (size_t)layers *(size_t)experts + 1);
   for (int l = 0; l < layers; l++) {
     const json_t *row = json_array_get(rows, (size_t)l);
     for (int e = 0; e < experts; e++) {
@@ -55,7 +55,7 @@ static double *read_cells(Reader *r, const json_t *rows, const char *key, int la
 static bool read_load(Reader *r, const json_t *row, int64_t step)
 {
   const json_t *rows = json_object_get(row, "load"), *dropped = json_object_get(row, "load_dropped");
-  LogLoad load = {.step = step};
+  LogLoad load = {.step = step}, *before = &r->log->load;
   size_t layers = json_array_size(rows), experts = json_array_size(json_array_get(rows, 0));
   if (!rows) {
     return true;
@@ -65,10 +65,12 @@ static bool read_load(Reader *r, const json_t *row, int64_t step)
   }
   load.layers = (int)layers;
   load.experts = (int)experts;
-  load.tokens = read_cells(r, rows, "load", load.layers, load.experts);
-  load.dropped = dropped && load.tokens ? read_cells(r, dropped, "load_dropped", load.layers, load.experts) : NULL;
+  bool alike = load.layers == before->layers && load.experts == before->experts; /* only the last is kept */
+  load.tokens = read_cells(r, rows, "load", load.layers, load.experts, alike ? before->tokens : NULL);
+  load.dropped = dropped && load.tokens
+                     ? read_cells(r, dropped, "load_dropped", load.layers, load.experts, alike ? before->dropped : NULL)
+                     : NULL;
   r->log->load = load;
-  r->log->n_loads++;
   return load.tokens && (!dropped || load.dropped);
 }
 

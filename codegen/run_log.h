@@ -32,7 +32,6 @@ typedef struct RunLog {
   LogEval *evals;
   int n_steps, n_evals;
   LogLoad load;   /* the last; layers 0: none */
-  int n_loads;    /* steps that have one */
   bool rehearsal; /* steps have times alone */
 } RunLog;
 

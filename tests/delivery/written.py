@@ -125,6 +125,7 @@ def bash_part(moec, tables):
         offers("moec compare my.moespec --systems tutel,com", ["tutel,comet"])
         offers("moec build my.moespec --target e", ["emu"])
         offers("moec check ", ["my.moespec", "sub"])
+        offers("moec report ", ["sub"])
         offers("moec compare my.moespec --html n", ["notes.txt"])
         offers("moec tune my.moespec --work ", ["sub"])
         offers("moec plan my.moespec --shape ", ["short", "long"])

@@ -118,7 +118,8 @@ for words in "" "bogus" "check" "check a b" "build $spec --target gpu" "plan $sp
   [ "$code" = 2 ] || fail "moec $words: exit code $code, 2 expected"
   [ -s err ] || fail "moec $words: no message"
 done
-"$moec" --help | grep -q usage || fail "no help"
+"$moec" --help >help
+grep -q usage help || fail "no help"
 ok
 
 echo "$passed passed, 0 failed"

@@ -208,7 +208,7 @@ static void what_has_no_equivalent_is_refused(void **state)
   (void)state;
   refuse("qwen3_235b", "model_type", "\"llama\"",
          "model_type \"llama\" is not known; known are: qwen3_moe, mixtral, olmoe");
-  refuse("qwen3_235b", "model_type", "7", "\"model_type\" is missing");
+  refuse("qwen3_235b", "model_type", "7", "model_type 7 is not known; known are: qwen3_moe");
   refuse("qwen3_235b", "model_type", NULL, "\"model_type\" is missing; known are: qwen3_moe");
   refuse("qwen3_235b", "num_hidden_layers", NULL, "\"num_hidden_layers\" is missing");
   refuse("qwen3_235b", "num_experts", NULL, "\"num_experts\" is missing");

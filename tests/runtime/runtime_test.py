@@ -351,7 +351,7 @@ def case_files():
     check(all(e["ts"] >= 0 and e["dur"] >= 0 for e in events), "negative times")
     rows = [json.loads(line) for line in open("l.jsonl")]
     check([r["step"] for r in rows] == [1, 2, 3], str(rows))
-    check(set(rows[0]) == {"step", "loss", "balance_loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_ms"}, str(rows))
+    check(set(rows[0]) == {"step", "loss", "balance_loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_ms", "dropped"}, str(rows))
     total = sum(v * v for values in grads.values() for v in values)
     check(abs(rows[2]["grad_norm"] - total ** 0.5) < 1e-4, "the gradient norm counts a parameter more or less than once")
     code, err = train(layout, "--steps", "0", "--dump-weights", "w0.safetensors")

@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 /* n elements of shared memory of this block, n a constant; and all that the launch asked for. */
-#define SHARED(type, name, n)      __shared__ type name[n]
+#define SHARED(type, name, n)      __shared__ __align__(16) type name[n]
 #define SHARED_DYNAMIC(type, name) type *name = (type *)moe_dynamic_shared()
 #define UNROLL                     _Pragma("unroll") /* so that arrays of a thread are registers */
 
@@ -33,6 +33,12 @@ inline MoeStatus moe_launched(const char *kernel)
   return MOE_OK;
 }
 
+/* More than 48 KiB are given only to kernels that have asked for them. A refusal shows in the launch. */
+template <typename Kernel> inline void moe_ask_shared(Kernel *kernel, size_t bytes)
+{
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
 inline MoeStatus moe_clear(void *p, size_t bytes, MoeQueue queue)
 {
   return cudaMemsetAsync(p, 0, bytes, queue) == cudaSuccess ? MOE_OK : MOE_EDEVICE;
@@ -44,6 +50,8 @@ inline MoeStatus moe_clear(void *p, size_t bytes, MoeQueue queue)
 #else
 
 #include "moe_simt.h"
+
+template <typename Kernel> inline void moe_ask_shared(Kernel *, size_t) {}
 
 inline MoeStatus moe_clear(void *p, size_t bytes, MoeQueue)
 {

@@ -17,6 +17,9 @@ typedef struct CUstream_st *MoeQueue;
    `partial`: [MOE_PARTS, columns of the sum]. */
 enum { MOE_PARTS = 64 };
 
+/* What scores and outputs are made of, per token: heads' queries, key heads' keys, their values. */
+#define MOE_TURNED_DIM (MOE_Q_DIM + MOE_KV_HEADS * (MOE_HEAD_DIM + MOE_V_DIM))
+
 /* norm.cu: as moe_norm(), moe_norm_rows() (row: which rows of x, NULL for 0 .. n) and moe_norm_back(). */
 MoeStatus moe_cuda_norm(const MoeReal *x, const float *gain, size_t n, MoeReal *y, float *rstd, MoeQueue);
 MoeStatus moe_cuda_norm_rows(const MoeReal *x, const float *gain, const float *rstd, const uint32_t *row, size_t n,
@@ -37,9 +40,13 @@ MoeStatus moe_cuda_heads_back(const MoeReal *qkv, const float *w, const float *c
                               size_t n, const float *d, MoeReal *dqkv, float *gw, float *partial, MoeQueue);
 
 /* attention.cu: as moe_attention() of n_seqs sequences, from what moe_cuda_heads() puts out. o [n, O], lse [n, heads].
- */
+   Backward, d_o [n, O] being the gradient of o: d [n, TURNED] becomes that of what heads() put out; the sinks' are
+   added to gw. delta [n, heads] and partial [PARTS, heads]: room. */
 MoeStatus moe_cuda_attention(const MoeReal *qkv, const float *w, size_t layer, size_t seq, size_t n_seqs, MoeReal *o,
                              float *lse, MoeQueue);
+MoeStatus moe_cuda_attention_back(const MoeReal *qkv, const float *w, size_t layer, size_t seq, size_t n_seqs,
+                                  const MoeReal *o, const float *lse, const MoeReal *d_o, float *d, float *gw,
+                                  float *delta, float *partial, MoeQueue);
 
 /* embed_head.cu: as moe_embed_fwd() and moe_embed_wgrad(). status becomes MOE_EINVAL if an id is outside the
    vocabulary; its row is left alone. */

@@ -234,6 +234,22 @@ void check_reals(const char *what, const MoeReal *got, const MoeReal *twin, cons
   check(what, doubles_of_reals(got, n), doubles_of_reals(twin, n), want, want, n);
 }
 
+void check_columns(const char *what, const MoeReal *got, const MoeReal *twin, const double *want, size_t n,
+                   size_t stride, size_t col, size_t width)
+{
+  MoeReal *cut[2] = {malloc((n * width + 1) * sizeof(MoeReal)), malloc((n * width + 1) * sizeof(MoeReal))};
+  double *cut64 = malloc((n * width + 1) * sizeof *cut64);
+  for (size_t r = 0; r < n; r++) {
+    memcpy(cut[0] + r * width, got + r * stride + col, width * sizeof *got);
+    memcpy(cut[1] + r * width, twin + r * stride + col, width * sizeof *twin);
+    memcpy(cut64 + r * width, want + r * stride + col, width * sizeof *want);
+  }
+  check_reals(what, cut[0], cut[1], cut64, n * width);
+  free(cut[0]);
+  free(cut[1]);
+  free(cut64);
+}
+
 void check_same(const char *what, const void *got, const void *twin, size_t bytes)
 {
   const uint8_t *a = got;

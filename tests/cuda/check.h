@@ -36,6 +36,9 @@ double *doubles_of_reals(const MoeReal *x, size_t n);
    twin. NaN is an error. */
 void check_floats(const char *what, const float *got, const float *twin, const double *want, size_t n);
 void check_reals(const char *what, const MoeReal *got, const MoeReal *twin, const double *want, size_t n);
+/* The same of `width` columns of rows [n, stride], from `col` on. */
+void check_columns(const char *what, const MoeReal *got, const MoeReal *twin, const double *want, size_t n,
+                   size_t stride, size_t col, size_t width);
 /* Sums of few values, which may cancel: over the norm of `size`, each sum's with all terms positive. */
 void check_sums(const char *what, const float *got, const float *twin, const double *want, const double *size,
                 size_t n);

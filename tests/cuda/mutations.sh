@@ -50,6 +50,10 @@ try "no barrier before a block's sum is written again" rows norm.cu moe_cuda.cuh
 try "no barrier in a tree of sums" rows optimizer.cu optimizer.cu "$(nth 1 '__syncthreads' templates/optimizer.cu)"
 try "no barrier after a tile of a product" experts grouped.cu grouped.cu "$(nth 2 '__syncthreads' templates/grouped.cu)"
 try "values that take the keys' place too early" attention attention.cu attention.cu "$(nth 2 '__syncthreads' templates/attention.cu)"
+try "keys that are replaced while queries read them" attention attention.cu attention.cu "$(nth 6 '__syncthreads' templates/attention.cu)"
+try "no barrier before a row of scores is read" attention attention.cu attention.cu "$(nth 2 '__syncwarp' templates/attention.cu)"
+try "scores whose gradient lacks the sum over the row" attention attention.cu attention.cu 's/\(dp - delta\)/dp/'
+try "keys without the queries of a group's last head" attention attention.cu attention.cu 's/head < \(kv \+ 1\) \* G;/head < (kv + 1) * G - 1;/'
 try "no barrier within a warp" messages messages.cu messages.cu "$(nth 1 '__syncwarp' templates/messages.cu)"
 try "a barrier that some threads do not reach" router router.cu router.cu 's/^(    )tile\[threadIdx.x\] = here/\1if (here >= n) { return; }\n&/'
 try "one too few elements of shared memory" experts grouped.cu grouped.cu 's/(tile_a, AREA)/\1 - 2/'

@@ -1,5 +1,5 @@
-/* Attention of whole sequences, from raw projections to outputs: norm, rotation and the flash form, against fp64 with
-   all scores at once, and against the C twin. */
+/* Attention of whole sequences, from raw projections to outputs and back: norm, rotation and the flash form, against
+   fp64 with all scores at once, and against the C twin. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,10 +16,10 @@ enum { D = MOE_HEAD_DIM, DV = MOE_V_DIM, G = MOE_GROUP, QKV = MOE_QKV_DIM, O = M
 
 typedef struct Attention {
   size_t layer, seq, n_seqs;
-  MoeReal *qkv;
-  float *w;
-  MoeReal *o;
-  float *lse;
+  MoeReal *qkv, *d_o;
+  float *w, *gw0;
+  MoeReal *o, *dqkv;
+  float *lse, *gw;
 } Attention;
 
 static void launch_attention(void *c)
@@ -28,63 +28,120 @@ static void launch_attention(void *c)
   size_t n = t->seq * t->n_seqs;
   t->o = out_new(n * O * sizeof *t->o);
   t->lse = out_new(n * HEADS * sizeof *t->lse);
-  MoeReal *turned = dev_new(n * QKV * sizeof *turned);
+  t->dqkv = out_new(n * QKV * sizeof *t->dqkv);
+  t->gw = out_copy(t->gw0, MOE_ATT_ELEMS * sizeof *t->gw);
+  MoeReal *turned = dev_new(n * MOE_TURNED_DIM * sizeof *turned);
+  float *d = dev_new(n * MOE_TURNED_DIM * sizeof *d);
   float *cosp = dev_new(t->seq * D / 2 * sizeof *cosp);
   float *sinp = dev_new(t->seq * D / 2 * sizeof *sinp);
+  float *delta = dev_new(n * HEADS * sizeof *delta);
+  float *partial = dev_new((size_t)MOE_PARTS * (HEADS > 2 * D ? HEADS : 2 * D) * sizeof *partial);
   ok(moe_cuda_rope_tables(t->seq, cosp, sinp, NULL));
   ok(moe_cuda_heads(t->qkv, t->w, cosp, sinp, t->seq, n, turned, NULL));
   ok(moe_cuda_attention(turned, t->w, t->layer, t->seq, t->n_seqs, t->o, t->lse, NULL));
-  dev_free(turned);
-  dev_free(cosp);
-  dev_free(sinp);
+  ok(moe_cuda_attention_back(turned, t->w, t->layer, t->seq, t->n_seqs, t->o, t->lse, t->d_o, d, t->gw, delta, partial,
+                             NULL));
+  ok(moe_cuda_heads_back(t->qkv, t->w, cosp, sinp, t->seq, n, d, t->dqkv, t->gw, partial, NULL));
+  void *all[] = {turned, d, cosp, sinp, delta, partial};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    dev_free(all[i]);
+  }
 }
 
-/* One sequence. qkv and w are raw. */
-static void attention64(size_t layer, size_t seq, const double *qkv, const double *w, double *o, double *lse)
+typedef struct Twin {
+  MoeReal *o, *dqkv;
+  float *lse, *gw;
+} Twin;
+
+typedef struct Want {
+  double *o, *dqkv, *lse, *gw;
+  double *sinks_size; /* of the sinks' gradients with all terms positive */
+} Want;
+
+/* One query of one head: y and dy [seq, QKV] are its sequence's heads and their gradients. */
+static void query64(size_t q, size_t head, size_t first, const double *y, const double *w, const double *d_o, double *o,
+                    double *lse, double *dy, Want *want)
 {
-  double *y = malloc(seq * QKV * sizeof *y);
-  double *p = malloc((seq + 1) * sizeof *p);
-  bool windowed = MOE_WINDOW > 0 && (MOE_WINDOW_LAYERS == 0 || layer % 2 == (MOE_WINDOW_LAYERS == 2));
-  for (size_t at = 0; at < seq * QKV; at += D) {
-    double unused[4][D] = {{0}};
-    size_t head = at % QKV / D;
-    const double *gain = w + (head < HEADS ? MOE_AT_QNORM : MOE_AT_KNORM);
-    head64(at / QKV, head < HEADS + MOE_KV_HEADS, qkv + at, gain, unused[0], y + at, unused[1], unused[2]);
+  size_t k = MOE_Q_DIM + head / G * D;
+  size_t v = k + MOE_KV_DIM;
+  const double *query = y + q * QKV + head * D;
+  double *p = malloc((q + 1) * sizeof *p);
+  double best = MOE_SINKS ? w[MOE_AT_SINKS + head] : -INFINITY;
+  double sum = 0;
+  memset(o, 0, DV * sizeof *o);
+  for (size_t j = first; j <= q; j++) {
+    p[j] = MOE_SCORE_SCALE * ref_dot(query, y + j * QKV + k, D);
+    best = fmax(best, p[j]);
   }
-  for (size_t q = 0; q < seq; q++) {
-    for (size_t head = 0; head < HEADS; head++) {
-      size_t first = windowed && q + 1 > MOE_WINDOW ? q + 1 - MOE_WINDOW : 0;
-      const double *k = y + MOE_Q_DIM + head / G * D;
-      double best = MOE_SINKS ? w[MOE_AT_SINKS + head] : -INFINITY;
-      for (size_t j = first; j <= q; j++) {
-        p[j] = MOE_SCORE_SCALE * ref_dot(y + q * QKV + head * D, k + j * QKV, D);
-        best = fmax(best, p[j]);
-      }
-      double sum = MOE_SINKS ? exp(w[MOE_AT_SINKS + head] - best) : 0.0;
-      double *out = o + q * O + head * DV;
-      memset(out, 0, DV * sizeof *out);
-      for (size_t j = first; j <= q; j++) {
-        p[j] = exp(p[j] - best);
-        sum += p[j];
-        ref_axpy(out, p[j], k + j * QKV + MOE_KV_DIM, DV);
-      }
-      for (size_t i = 0; i < DV; i++) {
-        out[i] /= sum;
-      }
-      lse[q * HEADS + head] = best + log(sum);
-    }
+  for (size_t j = first; j <= q; j++) {
+    p[j] = exp(p[j] - best);
+    sum += p[j];
   }
-  free(y);
+  sum += MOE_SINKS ? exp(w[MOE_AT_SINKS + head] - best) : 0.0;
+  *lse = best + log(sum);
+  for (size_t j = first; j <= q; j++) {
+    p[j] /= sum;
+    ref_axpy(o, p[j], y + j * QKV + v, DV);
+  }
+  double delta = ref_dot(d_o, o, DV);
+  for (size_t j = first; j <= q; j++) {
+    double ds = MOE_SCORE_SCALE * p[j] * (ref_dot(d_o, y + j * QKV + v, DV) - delta);
+    ref_axpy(dy + q * QKV + head * D, ds, y + j * QKV + k, D);
+    ref_axpy(dy + j * QKV + k, ds, query, D);
+    ref_axpy(dy + j * QKV + v, p[j], d_o, DV);
+  }
+  if (MOE_SINKS) {
+    double term = exp(w[MOE_AT_SINKS + head] - *lse) * delta;
+    want->gw[MOE_AT_SINKS + head] -= term;
+    want->sinks_size[head] += fabs(term);
+  }
   free(p);
 }
 
-static void attention_twin(size_t layer, size_t seq, const MoeReal *qkv, const float *w, MoeReal *o, float *lse)
+/* The sequence whose first token is `at`. qkv and w are raw. */
+static void attention64(size_t layer, size_t at, size_t seq, const double *qkv, const double *w, const double *d_o,
+                        Want *want)
 {
-  MoeAttScratch t;
-  uint8_t *room = aligned_alloc(64, moe_align64(moe_att_scratch_carve(NULL, seq, seq, 1, &t)));
-  moe_att_scratch_carve(room, seq, seq, 1, &t);
-  moe_rope_tables(&t.core, seq);
-  moe_attention(&t.core, layer, seq, qkv, w, o, lse);
+  double *y = malloc(seq * QKV * sizeof *y);
+  double *dy = calloc(seq * QKV, sizeof *dy);
+  bool windowed = MOE_WINDOW > 0 && (MOE_WINDOW_LAYERS == 0 || layer % 2 == (MOE_WINDOW_LAYERS == 2));
+  for (int back = 0; back < 2; back++) {
+    for (size_t i = 0; i < seq * QKV; i += D) {
+      size_t head = i % QKV / D;
+      size_t gain = head < HEADS ? MOE_AT_QNORM : MOE_AT_KNORM;
+      double unused[D] = {0};
+      head64(i / QKV, head < HEADS + MOE_KV_HEADS, qkv + at * QKV + i, w + gain, dy + i, y + i,
+             back ? want->dqkv + at * QKV + i : unused, back ? want->gw + gain : unused);
+    }
+    for (size_t q = 0; back == 0 && q < seq; q++) {
+      for (size_t head = 0; head < HEADS; head++) {
+        size_t first = windowed && q + 1 > MOE_WINDOW ? q + 1 - MOE_WINDOW : 0;
+        size_t out = (at + q) * O + head * DV;
+        query64(q, head, first, y, w, d_o + out, want->o + out, want->lse + (at + q) * HEADS + head, dy, want);
+      }
+    }
+  }
+  free(y);
+  free(dy);
+}
+
+/* As att_layer.c calls it: the gradient of o waits in columns of dqkv. */
+static void attention_twin(const Attention *t, size_t at, const MoeReal *qkv, const float *w, const MoeReal *d_o,
+                           Twin *twin)
+{
+  MoeAttScratch s;
+  uint8_t *room = aligned_alloc(64, moe_align64(moe_att_scratch_carve(NULL, t->seq, t->seq, 1, &s)));
+  moe_att_scratch_carve(room, t->seq, t->seq, 1, &s);
+  for (size_t i = at; i < at + t->seq; i++) {
+    for (size_t head = 0; head < HEADS; head++) {
+      memcpy(twin->dqkv + i * QKV + moe_out_col(head), d_o + i * O + head * DV, DV * sizeof *d_o);
+    }
+  }
+  qkv += at * QKV;
+  moe_rope_tables(&s.core, t->seq);
+  moe_attention(&s.core, t->layer, t->seq, qkv, w, twin->o + at * O, twin->lse + at * HEADS);
+  moe_attention_back(&s.core, t->layer, t->seq, qkv, w, twin->o + at * O, twin->lse + at * HEADS, twin->dqkv + at * QKV,
+                     twin->gw);
   free(room);
 }
 
@@ -93,25 +150,41 @@ static void one_attention(size_t layer, size_t seq)
   size_t n = 2 * seq;
   Attention t = {.layer = layer, .seq = seq, .n_seqs = 2};
   MoeReal *qkv = real_waves(n * QKV, 1, MOE_QK_NORM ? 2.0f : 1.0f);
+  MoeReal *d_o = real_waves(n * O, 3, 1.0f);
   float *w = float_waves(MOE_ATT_ELEMS, 2, 1.0f);
-  MoeReal *o = malloc(n * O * sizeof *o);
-  float *lse = malloc(n * HEADS * sizeof *lse);
-  double *o64 = malloc(n * O * sizeof *o64);
-  double *lse64 = malloc(n * HEADS * sizeof *lse64);
+  t.gw0 = float_waves(MOE_ATT_ELEMS, 4, 0.1f);
+  Twin twin = {real_waves(n * O, 0, 0.0f), real_waves(n * QKV, 0, 0.0f), float_waves(n * HEADS, 0, 0.0f),
+               float_waves(MOE_ATT_ELEMS, 4, 0.1f)};
   double *qkv64 = doubles_of_reals(qkv, n * QKV);
+  double *d_o64 = doubles_of_reals(d_o, n * O);
   double *w64 = doubles_of(w, MOE_ATT_ELEMS);
+  Want want = {calloc(n * O, sizeof(double)), calloc(n * QKV, sizeof(double)), calloc(n * HEADS, sizeof(double)),
+               doubles_of(t.gw0, MOE_ATT_ELEMS), calloc(HEADS, sizeof(double))};
   t.qkv = dev_copy(qkv, n * QKV * sizeof *qkv);
+  t.d_o = dev_copy(d_o, n * O * sizeof *d_o);
   t.w = dev_copy(w, MOE_ATT_ELEMS * sizeof *w);
   in_all_orders(launch_attention, &t);
   for (size_t at = 0; at < n; at += seq) {
-    attention_twin(layer, seq, qkv + at * QKV, w, o + at * O, lse + at * HEADS);
-    attention64(layer, seq, qkv64 + at * QKV, w64, o64 + at * O, lse64 + at * HEADS);
+    attention_twin(&t, at, qkv, w, d_o, &twin);
+    attention64(layer, at, seq, qkv64, w64, d_o64, &want);
   }
-  check_reals("attention", t.o, o, o64, n * O);
-  check_floats("log of the denominator", t.lse, lse, lse64, n * HEADS);
+  check_reals("attention", t.o, twin.o, want.o, n * O);
+  check_floats("log of the denominator", t.lse, twin.lse, want.lse, n * HEADS);
+  for (size_t part = 0, col = 0; part < 3; part++) { /* q, k, v: each by itself, so that none hides behind another */
+    size_t width = part == 0 ? MOE_Q_DIM : MOE_KV_DIM;
+    check_columns(part == 0 ? "dq" : part == 1 ? "dk" : "dv", t.dqkv, twin.dqkv, want.dqkv, n, QKV, col, width);
+    col += width;
+  }
+  if (MOE_SINKS) {
+    check_sums("sinks' gradients", t.gw + MOE_AT_SINKS, twin.gw + MOE_AT_SINKS, want.gw + MOE_AT_SINKS, want.sinks_size,
+               HEADS);
+  }
+  check_floats("gains' gradients", t.gw, twin.gw, want.gw, MOE_ATT_ELEMS);
   dev_free(t.qkv);
+  dev_free(t.d_o);
   dev_free(t.w);
-  void *all[] = {qkv, w, o, lse, o64, lse64, qkv64, w64};
+  void *all[] = {qkv,   d_o, w,     t.gw0,  twin.o,    twin.dqkv, twin.lse, twin.gw,
+                 qkv64, w64, d_o64, want.o, want.dqkv, want.lse,  want.gw,  want.sinks_size};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     free(all[i]);
   }

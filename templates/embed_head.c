@@ -1,6 +1,7 @@
 /* Embedding, and the head: y = norm(x), logits = y table^T, loss = sum over tokens with a label of
    (log sum exp(logits) - logits[label]) / valid tokens of the step; dlogits = (softmax - [label]) / valid tokens.
-   Logits exist for one chunk of tokens at a time; the chunk's gradients are formed before the next. */
+   Logits are floats, their gradients are rounded to the storage type, as products on a device want it. They exist for
+   one chunk of tokens at a time; the chunk's gradients are formed before the next. */
 #include "moe_gemm.h"
 #include "moe_parts.h"
 #include "moe_vec.h"
@@ -47,6 +48,9 @@ static double cross_entropy(float *z, int32_t label, float inv_tokens)
     z[i] *= scale;
   }
   z[label] -= inv_tokens;
+  for (size_t i = 0; MOE_BF16 && i < MOE_VOCAB; i++) {
+    z[i] = moe_round(z[i]);
+  }
   return log((double)sum) + ((double)best - (double)target);
 }
 

@@ -85,6 +85,16 @@ __device__ __forceinline__ unsigned row_places(const uint32_t *row_pair, const u
   return n;
 }
 
+__global__ void __launch_bounds__(THREADS)
+    start_sums(const MoeRowHead *rows, const MoeReal *residual, unsigned me, float *sum)
+{
+  size_t r = blockIdx.x;
+  bool home = rows[r].home == me;
+  for (int i = (int)threadIdx.x; i < H; i += THREADS) {
+    sum[r * H + i] = home ? moe_get(residual[r * H + i]) : 0.0f;
+  }
+}
+
 /* Out: partial sums of a layer's output, residual included on the row's home. */
 __global__ void __launch_bounds__(THREADS)
     sum_outputs(const MoeRowHead *rows, const MoePair *pairs, const uint32_t *row_pair, const uint32_t *place,
@@ -175,6 +185,12 @@ MoeStatus moe_cuda_group_pairs(const MoeFfnList *l, MoeQueue queue)
   MOE_TRY(MOE_LAUNCH(expand_rows, 1, THREADS, 0, queue, l->rows, l->n_rows, l->row_pair, l->pair_row));
   return MOE_LAUNCH(group_pairs, E + 1, THREADS, 0, queue, l->pairs, l->pair_row, (unsigned)l->n_pairs,
                     (unsigned)l->first_expert, l->first, l->group_pair, l->group_row, l->place);
+}
+
+MoeStatus moe_cuda_start_sums(const MoeFfnList *l, const MoeReal *residual, int32_t me, float *sum, MoeQueue queue)
+{
+  unsigned rows = (unsigned)l->n_rows;
+  return rows == 0 ? MOE_OK : MOE_LAUNCH(start_sums, rows, THREADS, 0, queue, l->rows, residual, (unsigned)me, sum);
 }
 
 MoeStatus moe_cuda_sum_outputs(const MoeFfnList *l, const float *y, const MoeReal *residual, int32_t me, MoeReal *out,

@@ -52,18 +52,6 @@ __device__ __forceinline__ void multiply(const float *a, const float *b, Sums &s
   }
 }
 
-__device__ __forceinline__ void store(float *c, float x)
-{
-  *c = x;
-}
-
-#if MOE_BF16
-__device__ __forceinline__ void store(MoeReal *c, float x)
-{
-  *c = moe_put(x);
-}
-#endif
-
 /* c [pairs, n] = a [pairs, k] times the group's matrix, whose element (depth, column) lies at b[group * elems + depth *
    b_depth + column * b_column]. */
 template <typename Out>
@@ -101,7 +89,7 @@ __global__ void __launch_bounds__(THREADS)
       unsigned row = tile.row + threadIdx.x / SIDE + (unsigned)(i * SIDE);
       int x = column + (int)(threadIdx.x % SIDE) + j * SIDE;
       if (row < tile.end && x < n) {
-        store(&c[(size_t)row * (size_t)n + (size_t)x], sums.at[i][j]);
+        moe_store(&c[(size_t)row * (size_t)n + (size_t)x], sums.at[i][j]);
       }
     }
   }

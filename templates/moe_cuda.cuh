@@ -72,6 +72,29 @@ inline MoeStatus moe_clear(void *p, size_t bytes, MoeQueue)
 namespace
 {
 
+/* Of the storage type as of floats, for kernels that are written for both. */
+__device__ __forceinline__ float moe_load(float x)
+{
+  return x;
+}
+
+__device__ __forceinline__ void moe_store(float *y, float x)
+{
+  *y = x;
+}
+
+#if MOE_BF16
+__device__ __forceinline__ float moe_load(MoeReal x)
+{
+  return moe_get(x);
+}
+
+__device__ __forceinline__ void moe_store(MoeReal *y, float x)
+{
+  *y = moe_put(x);
+}
+#endif
+
 constexpr unsigned LANES = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
@@ -113,6 +136,41 @@ template <int THREADS> __device__ __forceinline__ float block_sum(float x, float
     sum += part[w];
   }
   __syncthreads(); /* part may be written again */
+  return sum;
+}
+
+/* Largest of the block's, for every thread. part: as above. */
+template <int THREADS> __device__ __forceinline__ float block_max(float x, float *part)
+{
+  constexpr int WARPS = THREADS / LANES;
+  x = warp_max(x);
+  if (WARPS == 1) {
+    return x;
+  }
+  if (threadIdx.x % LANES == 0) {
+    part[threadIdx.x / LANES] = x;
+  }
+  __syncthreads();
+  for (int w = 0; w < WARPS; w++) {
+    x = fmaxf(x, part[w]);
+  }
+  __syncthreads(); /* part may be written again */
+  return x;
+}
+
+/* Sum of the block's values, THREADS a power of two, for every thread. all: shared [THREADS]. */
+template <int THREADS> __device__ __forceinline__ double block_sum_double(double x, double *all)
+{
+  all[threadIdx.x] = x;
+  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) {
+      all[threadIdx.x] += all[threadIdx.x + half];
+    }
+  }
+  __syncthreads();
+  double sum = all[0];
+  __syncthreads(); /* all may be written again */
   return sum;
 }
 

@@ -54,6 +54,56 @@ MoeStatus moe_cuda_embed(const int32_t *tokens, size_t n, const MoeReal *table, 
 MoeStatus moe_cuda_embed_wgrad(const int32_t *tokens, size_t n, const MoeReal *dx, float *g_table, int32_t *status,
                                MoeQueue);
 
+/* dense.cu: products as in moe_gemm.h, of the storage type with sums in fp32; where beta is 0, c is not read. Sizes of
+   zero are legal and do nothing. nt: c [m, n] = a [m, k] b [n, k]^T + beta c; nn: b [k, n]; tn: a [k, m], b [k, n]. */
+MoeStatus moe_cuda_gemm_nt(size_t m, size_t n, size_t k, const MoeReal *a, size_t lda, const MoeReal *b, size_t ldb,
+                           float beta, MoeReal *c, size_t ldc, MoeQueue);
+MoeStatus moe_cuda_gemm_nt_float(size_t m, size_t n, size_t k, const MoeReal *a, size_t lda, const MoeReal *b,
+                                 size_t ldb, float beta, float *c, size_t ldc, MoeQueue);
+MoeStatus moe_cuda_gemm_nn(size_t m, size_t n, size_t k, const MoeReal *a, size_t lda, const MoeReal *b, size_t ldb,
+                           float beta, MoeReal *c, size_t ldc, MoeQueue);
+MoeStatus moe_cuda_gemm_nn_float(size_t m, size_t n, size_t k, const MoeReal *a, size_t lda, const MoeReal *b,
+                                 size_t ldb, float beta, float *c, size_t ldc, MoeQueue);
+MoeStatus moe_cuda_gemm_tn(size_t m, size_t n, size_t k, const MoeReal *a, size_t lda, const MoeReal *b, size_t ldb,
+                           float beta, float *c, size_t ldc, MoeQueue);
+
+/* bias.cu: y [n, width], ld apart: every row becomes `row`, so that a product with beta 1 adds the bias before it
+   rounds. Backward: g [width] += the sum of the rows of dy; partial [PARTS, width]. */
+MoeStatus moe_cuda_set_rows(const float *row, size_t n, size_t width, MoeReal *y, size_t ld, MoeQueue);
+MoeStatus moe_cuda_set_rows_float(const float *row, size_t n, size_t width, float *y, size_t ld, MoeQueue);
+MoeStatus moe_cuda_bias_back(const MoeReal *dy, size_t n, size_t ld, size_t width, float *g, float *partial, MoeQueue);
+MoeStatus moe_cuda_bias_back_float(const float *dy, size_t n, size_t ld, size_t width, float *g, float *partial,
+                                   MoeQueue);
+
+/* head.cu: as moe_head() of n tokens whose rows x [n, H] have arrived. labels [n], those below 0 do not count; dx [n,
+   H] is set; g_gain, g_table and scalars are added to; logits [n, V] to be kept, or NULL. status: MOE_EINVAL for a
+   label outside the vocabulary. The room is for `chunk` tokens, whose logits are there at once. */
+typedef struct MoeHeadIo {
+  const MoeReal *x;
+  const int32_t *labels;
+  const float *gain;
+  const MoeReal *table;
+  MoeReal *dx;
+  float *g_gain, *g_table, *logits;
+  double *scalars;
+  int32_t *status;
+} MoeHeadIo;
+
+enum { MOE_HEAD_LOSS_BYTES = 16 };
+
+typedef struct MoeHeadRoom {
+  size_t chunk;
+  MoeReal *y;       /* [chunk, H] */
+  float *rstd;      /* [chunk] */
+  float *logits;    /* [chunk, V] */
+  MoeReal *dlogits; /* [chunk, V] */
+  float *dy, *dx;   /* [chunk, H] */
+  float *partial;   /* [PARTS, H] */
+  void *losses;     /* [chunk] of HEAD_LOSS_BYTES, aligned to 8 */
+} MoeHeadRoom;
+
+MoeStatus moe_cuda_head(const MoeHeadIo *, size_t n, double inv_tokens, const MoeHeadRoom *, MoeQueue);
+
 /* optimizer.cu: as moe_add(), moe_sumsq() (added to total; partial [PARTS]), moe_adamw() and moe_to_weights(); weights
    are of the storage type. In fp32 w and master may be the same. */
 MoeStatus moe_cuda_add(float *sum, const float *x, size_t n, MoeQueue);
@@ -131,11 +181,13 @@ typedef struct MoeFfnList {
   uint32_t *place;                  /* [pairs] a pair's place in the grouped order */
 } MoeFfnList;
 
-/* experts.cu. y, d, x and act are in the grouped order. sum_outputs: out [rows, H] is the row's residual, where `me` is
-   its home, plus the sum of weight * y [pairs, H]. sum_grads: dh [rows, H] the sum of d [pairs, H]. gather_rows: x
-   [pairs, H] the pairs' rows; weighted: times their weights. activate_back: d [pairs, F] is down^T dx; gate_up [pairs,
-   2 F] becomes its gradient, act [pairs, F] is set, dw [pairs] by index in pairs. */
+/* experts.cu. y, d, x and act are in the grouped order. start_sums: sum [rows, H] is the row's residual where `me` is
+   its home, else zero. sum_outputs: out [rows, H] is the row's residual, where `me` is its home, plus the sum of weight
+   * y [pairs, H]. sum_grads: dh [rows, H] the sum of d [pairs, H]. gather_rows: x [pairs, H] the pairs' rows; weighted:
+   times their weights. activate_back: d [pairs, F] is down^T dx; gate_up [pairs, 2 F] becomes its gradient, act [pairs,
+   F] is set, dw [pairs] by index in pairs. */
 MoeStatus moe_cuda_group_pairs(const MoeFfnList *, MoeQueue);
+MoeStatus moe_cuda_start_sums(const MoeFfnList *, const MoeReal *residual, int32_t me, float *sum, MoeQueue);
 MoeStatus moe_cuda_sum_outputs(const MoeFfnList *, const float *y, const MoeReal *residual, int32_t me, MoeReal *out,
                                MoeQueue);
 MoeStatus moe_cuda_sum_grads(const MoeFfnList *, const float *d, float *dh, MoeQueue);

@@ -25,19 +25,6 @@ __global__ void __launch_bounds__(THREADS) add(float *sum, const float *x, size_
   }
 }
 
-/* Sum of the block's values, in thread order; thread 0 has it. */
-__device__ __forceinline__ double block_sum_double(double x, double *all)
-{
-  all[threadIdx.x] = x;
-  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      all[threadIdx.x] += all[threadIdx.x + half];
-    }
-  }
-  return all[0];
-}
-
 __global__ void __launch_bounds__(THREADS) sumsq(const float *x, size_t n, double *partial)
 {
   SHARED(double, all, THREADS);
@@ -45,7 +32,7 @@ __global__ void __launch_bounds__(THREADS) sumsq(const float *x, size_t n, doubl
   for (size_t i = first_element(); i < n; i += stride()) {
     sum += (double)x[i] * (double)x[i];
   }
-  sum = block_sum_double(sum, all);
+  sum = block_sum_double<THREADS>(sum, all);
   if (threadIdx.x == 0) {
     partial[blockIdx.x] = sum;
   }

@@ -11,8 +11,8 @@ int main(int argc, char **argv)
     const char *name;
     int (*run)(void);
   } groups[] = {
-      {"rows", test_rows},       {"router", test_router},       {"messages", test_messages},
-      {"experts", test_experts}, {"attention", test_attention},
+      {"rows", test_rows},           {"router", test_router}, {"messages", test_messages}, {"experts", test_experts},
+      {"attention", test_attention}, {"dense", test_dense},   {"head", test_head},
   };
   int failed = 0;
   int ran = 0;

@@ -47,7 +47,7 @@ nth() { echo "$2" | awk -v n="$1" -v file="$3" '{ text = $0 } END { while ((getl
 
 try "no barrier before a block's sum is read" rows norm.cu moe_cuda.cuh "$(nth 1 '__syncthreads' templates/moe_cuda.cuh)"
 try "no barrier before a block's sum is written again" rows norm.cu moe_cuda.cuh "$(nth 2 '__syncthreads' templates/moe_cuda.cuh)"
-try "no barrier in a tree of sums" rows optimizer.cu optimizer.cu "$(nth 1 '__syncthreads' templates/optimizer.cu)"
+try "no barrier in a tree of sums" rows optimizer.cu moe_cuda.cuh "$(nth 5 '__syncthreads' templates/moe_cuda.cuh)"
 try "no barrier after a tile of a product" experts grouped.cu grouped.cu "$(nth 2 '__syncthreads' templates/grouped.cu)"
 try "values that take the keys' place too early" attention attention.cu attention.cu "$(nth 2 '__syncthreads' templates/attention.cu)"
 try "keys that are replaced while queries read them" attention attention.cu attention.cu "$(nth 6 '__syncthreads' templates/attention.cu)"
@@ -60,5 +60,9 @@ try "one too few elements of shared memory" experts grouped.cu grouped.cu 's/(ti
 try "one too many elements of a buffer" rows norm.cu norm.cu 's/i >= columns/i > columns/'
 try "an output that is not written" rows norm.cu norm.cu '/rstd\[blockIdx.x\] = r;/d'
 try "a column that is not written" rows heads.cu heads.cu '0,/i = TURNED \* D \+/s//i = TURNED * D + 1 +/'
+try "no barrier before a block's largest is read" head head.cu moe_cuda.cuh "$(nth 3 '__syncthreads' templates/moe_cuda.cuh)"
+try "sums of a block that shrink with the wrong maximum" head head.cu head.cu 's/sum \* moe_exp\(most - best\)/sum/'
+try "a product that forgets what it is added to" dense dense.cu dense.cu 's/beta > 0.0f \|\| beta < 0.0f/false/'
+try "a bias's gradient without its last part" dense bias.cu bias.cu 's/partial, parts, width/partial, parts - 1, width/'
 try "several blocks that add to the same row" rows embed_head.cu embed_head.cu 's/if \(occurs\(.*/if (false) {/'
 exit $failed

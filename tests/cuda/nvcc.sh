@@ -13,7 +13,7 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 for kernel in templates/*.cu; do
   spills=()
-  [ "$kernel" != templates/attention.cu ] || spills=(-Xptxas -warn-spills,-Werror)
+  [ "$kernel" != templates/attention.cu ] || spills=(-Xptxas -warn-spills -Xptxas -Werror)
   "$nvcc" -std=c++17 -Werror all-warnings "${spills[@]}" "${targets[@]}" -Iruntime -Itemplates -Itests/kernels/configs \
     -include "$config" -c "$kernel" -o "$out/kernel.o"
 done

@@ -75,9 +75,7 @@ static void launch_ffn(void *c)
   ok(moe_cuda_activate_back(l, d, gate_up, act, t->dw, NULL));
   ok(moe_cuda_group_nn_float(l, gate_up, 2 * F, t->dev_w, y, H, NULL));
   ok(moe_cuda_sum_grads(l, y, dh, NULL));
-  for (size_t i = 0; i < t->rows * H; i++) {
-    t->da[i] = t->heads[i / H].home == 1 ? moe_get(t->dx[i]) : 0.0f;
-  }
+  ok(moe_cuda_start_sums(l, t->dev_dx, 1, t->da, NULL));
   ok(moe_cuda_norm_back(t->dev_a, t->dev_gain, rstd, dh, t->rows, t->da, t->g_gain, partial, NULL));
 
   ok(moe_cuda_gather_rows(l, t->dev_dx, true, x, NULL));

@@ -2,24 +2,10 @@
    token's row and pairs lie in each message follows from all tokens before it, so that one block per message first goes
    through the tokens in order (plan_routes); packing, and reading the gradients that come back, are then one warp per
    token. Sums over senders run in rank order for each token. */
-#include "moe_cuda.cuh"
-#include "route.h"
+#include "moe_message.cuh"
 
 namespace
 {
-
-constexpr int H = MOE_HIDDEN;
-constexpr int K = MOE_TOP_K;
-constexpr int THREADS = 256;
-constexpr int WARPS = THREADS / LANES;
-
-/* owner [E] of every expert, in shared memory; a barrier must follow. */
-__device__ __forceinline__ void read_owners(int n_ffn, uint16_t *owner)
-{
-  for (int e = (int)threadIdx.x; e < MOE_EXPERTS; e += THREADS) {
-    owner[e] = (uint16_t)moe_part_of(MOE_EXPERTS, n_ffn, e);
-  }
-}
 
 __device__ __forceinline__ uint32_t global_token(const MoeRouteSizes &r, size_t t)
 {
@@ -117,40 +103,20 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-/* The head of a message and the padding before its rows. */
-__device__ __forceinline__ void write_head(uint8_t *slot, unsigned rows, size_t row_bytes, unsigned pairs,
-                                           size_t pair_bytes, uint32_t stamp)
-{
-  size_t lists = sizeof(MoeMsgHead) + rows * row_bytes + pairs * pair_bytes;
-  size_t rows_at = moe_msg_rows_at(rows, row_bytes, pairs, pair_bytes);
-  if (threadIdx.x == 0) {
-    MoeMsgHead *head = (MoeMsgHead *)slot;
-    head->rows = rows;
-    head->pairs = pairs;
-    head->stamp = stamp;
-    head->bytes = (uint32_t)(rows_at + (size_t)rows * H * sizeof(MoeReal));
-  }
-  for (size_t i = lists + threadIdx.x; i < rows_at; i += THREADS) {
-    slot[i] = 0;
-  }
-}
-
-__device__ __forceinline__ void copy_row(MoeReal *to, const MoeReal *from)
-{
-  for (int i = (int)(threadIdx.x % LANES); i < H; i += LANES) {
-    to[i] = from[i];
-  }
-}
-
+/* weight NULL: the second time, with rows alone. */
 __global__ void __launch_bounds__(THREADS)
     pack_dispatch(MoeRouteSizes r, const uint16_t *choice, const uint8_t *dropped, const float *weight,
                   const MoeReal *a, MoeRoutePlan plan, unsigned peer, uint32_t stamp, uint8_t *slot)
 {
   SHARED(uint16_t, owner, MOE_EXPERTS);
-  MoeRouteTotal total = plan.total[peer];
+  bool again = weight == NULL;
+  unsigned n_rows = plan.total[peer].rows;
+  unsigned n_pairs = again ? 0 : plan.total[peer].pairs;
+  size_t row_bytes = again ? 0 : sizeof(MoeRowHead);
+  size_t pair_bytes = again ? 0 : sizeof(MoePair);
   read_owners(r.n_ffn, owner);
   if (blockIdx.x == 0) {
-    write_head(slot, total.rows, sizeof(MoeRowHead), total.pairs, sizeof(MoePair), stamp);
+    write_head(slot, n_rows, row_bytes, n_pairs, pair_bytes, stamp);
   }
   __syncthreads();
   size_t n = chunk_tokens(r);
@@ -166,11 +132,11 @@ __global__ void __launch_bounds__(THREADS)
     return;
   }
   MoeRowHead *heads = (MoeRowHead *)(slot + sizeof(MoeMsgHead));
-  MoePair *pairs = (MoePair *)(heads + total.rows);
-  MoeReal *rows = (MoeReal *)(slot + moe_msg_rows_at(total.rows, sizeof *heads, total.pairs, sizeof *pairs));
+  MoePair *pairs = (MoePair *)(heads + n_rows);
+  MoeReal *rows = (MoeReal *)(slot + moe_msg_rows_at(n_rows, row_bytes, n_pairs, pair_bytes));
   size_t row = plan.row[peer * n + i];
   copy_row(rows + row * H, a + t * H);
-  if (threadIdx.x % LANES == 0) {
+  if (!again && threadIdx.x % LANES == 0) {
     MoePair *pair = pairs + plan.pair[peer * n + i];
     unsigned first = 0;
     for (size_t k = t * K; k < (t + 1) * K; k++) {
@@ -313,11 +279,6 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-unsigned warps_for(size_t n)
-{
-  return (unsigned)((n + WARPS - 1) / WARPS);
-}
-
 size_t tokens_of(const MoeRouteSizes *r)
 {
   return r->n_seqs * (size_t)moe_part_size((int64_t)r->seq, r->n_chunks, r->chunk);
@@ -338,6 +299,13 @@ MoeStatus moe_cuda_pack_dispatch(const MoeRouteSizes *r, const uint16_t *choice,
   unsigned blocks = (unsigned)moe_max(warps_for(tokens_of(r)), 1); /* a message without rows has a head */
   return MOE_LAUNCH(pack_dispatch, blocks, THREADS, 0, queue, *r, choice, dropped, weight, a, *plan, (unsigned)peer,
                     stamp, (uint8_t *)slot);
+}
+
+MoeStatus moe_cuda_pack_dispatch_again(const MoeRouteSizes *r, const uint16_t *choice, const uint8_t *dropped,
+                                       const MoeReal *a, const MoeRoutePlan *plan, int32_t peer, uint32_t stamp,
+                                       void *slot, MoeQueue queue)
+{
+  return moe_cuda_pack_dispatch(r, choice, dropped, NULL, a, plan, peer, stamp, slot, queue);
 }
 
 MoeStatus moe_cuda_take_dispatch_b(const MoeRouteSizes *r, const uint16_t *choice, const uint8_t *dropped,

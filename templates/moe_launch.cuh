@@ -168,6 +168,76 @@ MoeStatus moe_cuda_take_combine(const uint8_t *const *in, size_t n_in, uint32_t 
 MoeStatus moe_cuda_pack_combine_b(const uint32_t *rows, const uint32_t *token, size_t stride, const MoeReal *dx,
                                   uint32_t stamp, void *slot, MoeQueue);
 
+/* messages.cu: the rows of a dispatch once more, as moe_pack_dispatch_again(), from the plan of the first time. */
+MoeStatus moe_cuda_pack_dispatch_again(const MoeRouteSizes *, const uint16_t *choice, const uint8_t *dropped,
+                                       const MoeReal *a, const MoeRoutePlan *, int32_t peer, uint32_t stamp, void *slot,
+                                       MoeQueue);
+
+/* Runs of a list: run i are rows row[i] .. row[i + 1], with pairs pair[i] .. pair[i + 1]. */
+typedef struct MoeRuns {
+  uint32_t *row, *pair; /* [runs + 1] */
+} MoeRuns;
+
+/* What a list may hold: tokens of a micro-batch of mb_tokens, at positions of the chunk; experts first_expert ..
+   end_expert; and rows and pairs of all messages together, as the host has read them in their heads. */
+typedef struct MoeTakeSizes {
+  size_t mb_tokens, seq, n_rows, n_pairs;
+  int32_t n_ffn, chunk, n_chunks, first_expert, end_expert;
+} MoeTakeSizes;
+
+typedef struct MoeTaken {
+  MoeRowHead *rows; /* [n_rows] */
+  MoePair *pairs;   /* [n_pairs] */
+  uint16_t *src;    /* [n_rows] */
+  MoeReal *a;       /* [n_rows, H]; NULL: of a relay, which leaves rows in their messages */
+  MoeRuns runs;     /* [n_in + 1] */
+} MoeTaken;
+
+/* lists.cu. take_list: DISPATCH or FORWARD of all senders, in[i] of sender i, as moe_count_list() and moe_copy_list()
+   take them; MOE_EPROTO as there. src_runs, dst_runs: the runs of a list that came from each sender; that go to each
+   rank of the next group. take_rows: messages of rows alone, in[i] along run i: as moe_take_grads() or
+   moe_take_again(). pack_run: run `peer` as a message: COMBINE with the list's heads, DISPATCH_B and FORWARD_B with dw,
+   GATHER with neither (NULL); rows lie as in the list, most_rows is the list's length. pack_rows, take_pipe: PIPE, its
+   rows known to the host. */
+MoeStatus moe_cuda_take_list(const MoeTakeSizes *, const uint8_t *const *in, size_t n_in, const MoeTaken *,
+                             int32_t *status, MoeQueue);
+MoeStatus moe_cuda_src_runs(const MoeRowHead *rows, const uint16_t *src, size_t n_rows, int32_t n_src, const MoeRuns *,
+                            MoeQueue);
+MoeStatus moe_cuda_dst_runs(const MoeRowHead *rows, size_t n_rows, int64_t mb_seqs, size_t seq, int32_t n_dst,
+                            const MoeRuns *, MoeQueue);
+MoeStatus moe_cuda_take_rows(const uint8_t *const *in, size_t n_in, const MoeRuns *, size_t n_rows, MoeReal *to,
+                             int32_t *status, MoeQueue);
+MoeStatus moe_cuda_pack_run(const MoeRuns *, int32_t peer, const MoeRowHead *heads, const float *dw,
+                            const MoeReal *rows, size_t most_rows, uint32_t stamp, void *slot, MoeQueue);
+MoeStatus moe_cuda_pack_rows(const MoeReal *rows, size_t n, uint32_t stamp, void *slot, MoeQueue);
+MoeStatus moe_cuda_take_pipe(const uint8_t *in, size_t n, MoeReal *x, int32_t *status, MoeQueue);
+
+/* The list of a relay, which is one of the FFN ranks first .. last of its node. */
+typedef struct MoeRelaySizes {
+  size_t n_rows;
+  int32_t n_ffn, first, last;
+} MoeRelaySizes;
+
+/* Where each row of the list and its pairs lie in the message to each rank of the node. */
+typedef struct MoeRelayPlan {
+  uint32_t *row, *pair; /* [ranks, n_rows] */
+  uint32_t *row_pair;   /* [n_rows] where its pairs begin in the list */
+  MoeRouteTotal *total; /* [ranks] */
+} MoeRelayPlan;
+
+/* relay.cu; the list comes by moe_cuda_take_list(). pack_forward: the rows for `peer` out of messages in[i] along run
+   i: FORWARD out of DISPATCH with lists; GATHER_B out of COMBINE_B and FORWARD_AGAIN out of DISPATCH_AGAIN without.
+   node_reduce: messages in[i] of rank first + i, GATHER, or FORWARD_B with dw [pairs] (else NULL), to sums [n_rows, H].
+ */
+MoeStatus moe_cuda_plan_relay(const MoeRelaySizes *, const MoeRowHead *rows, const MoePair *pairs, const MoeRelayPlan *,
+                              MoeQueue);
+MoeStatus moe_cuda_pack_forward(const MoeRelaySizes *, const MoeRowHead *rows, const MoePair *pairs,
+                                const MoeRelayPlan *, int32_t peer, const uint8_t *const *in, size_t n_in,
+                                const MoeRuns *, bool lists, uint32_t stamp, void *slot, int32_t *status, MoeQueue);
+MoeStatus moe_cuda_node_reduce(const MoeRelaySizes *, const MoeRowHead *rows, const MoePair *pairs,
+                               const MoeRelayPlan *, const uint8_t *const *in, MoeReal *sums, float *dw,
+                               int32_t *status, MoeQueue);
+
 /* The list of an FFN rank and its pairs grouped by expert; as in MoeList and MoeFfnSaved. */
 typedef struct MoeFfnList {
   size_t n_rows, n_pairs;

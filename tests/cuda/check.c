@@ -90,7 +90,7 @@ void ok(MoeStatus status)
 
 /* -- orders -- */
 
-enum { MAX_OUTS = 16 };
+enum { MAX_OUTS = 32 };
 
 static struct {
   void *now, *first;

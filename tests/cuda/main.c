@@ -12,7 +12,7 @@ int main(int argc, char **argv)
     int (*run)(void);
   } groups[] = {
       {"rows", test_rows},           {"router", test_router}, {"messages", test_messages}, {"experts", test_experts},
-      {"attention", test_attention}, {"dense", test_dense},   {"head", test_head},
+      {"attention", test_attention}, {"dense", test_dense},   {"head", test_head},         {"lists", test_lists},
   };
   int failed = 0;
   int ran = 0;

@@ -65,4 +65,8 @@ try "sums of a block that shrink with the wrong maximum" head head.cu head.cu 's
 try "a product that forgets what it is added to" dense dense.cu dense.cu 's/beta > 0.0f \|\| beta < 0.0f/false/'
 try "a bias's gradient without its last part" dense bias.cu bias.cu 's/partial, parts, width/partial, parts - 1, width/'
 try "several blocks that add to the same row" rows embed_head.cu embed_head.cu 's/if \(occurs\(.*/if (false) {/'
+try "a list whose experts are not checked" lists lists.cu lists.cu '/wrong \|= in_pairs/d'
+try "a run that begins a row too early" lists lists.cu lists.cu 's/row \+= before;/row += before \&\& r > 0;/'
+try "pairs for another rank of the node" lists relay.cu relay.cu 's/\.expert\) == rank/.expert) >= rank/'
+try "rows of a node that are not summed" lists relay.cu relay.cu 's/found \? sum \+ v : v/v/'
 exit $failed

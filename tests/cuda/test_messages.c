@@ -326,11 +326,52 @@ static void test_combine(void **state)
   one_combine(5, 150);
 }
 
+typedef struct Pipe {
+  size_t n;
+  MoeReal *rows, *x;
+  uint8_t *slot;
+  int32_t *status;
+} Pipe;
+
+static void launch_pipe(void *c)
+{
+  static const int32_t fine = MOE_OK;
+  Pipe *t = c;
+  t->slot = out_new(moe_align64(moe_msg_size(t->n, MOE_NO_HEAD, 0, 0)));
+  t->x = out_new(t->n * H * sizeof *t->x);
+  t->status = out_copy(&fine, sizeof fine);
+  ok(moe_cuda_pack_rows(t->rows, t->n, moe_stamp(3, 0, 1, 0, MOE_EDGE_PIPE), t->slot, NULL));
+  ok(moe_cuda_take_pipe(t->slot, t->n, t->x, t->status, NULL));
+  assert_int_equal(*t->status, MOE_OK);
+  ok(moe_cuda_take_pipe(t->slot, t->n + 1, t->x, t->status, NULL));
+  assert_int_equal(*t->status, MOE_EPROTO);
+}
+
+static void test_pipe(void **state)
+{
+  (void)state;
+  for (size_t n = 0; n < 40; n += 13) {
+    MoeReal *rows = real_waves(n * H, 1, 1.0f);
+    MoeCall call = {.step = 3, .layer = 1, .edge = MOE_EDGE_PIPE};
+    uint8_t *twin = poison(moe_msg_size(n, MOE_NO_HEAD, 0, 0));
+    Pipe t = {.n = n, .rows = dev_copy(rows, n * H * sizeof *rows)};
+    in_all_orders(launch_pipe, &t);
+    MoeDraft draft = moe_draft(&call, twin, n, MOE_NO_HEAD, 0, 0);
+    moe_row_put(&draft, draft.rows, rows, n);
+    check_same("PIPE", t.slot, twin, moe_draft_end(&draft));
+    check_same("rows of PIPE", t.x, rows, n * H * sizeof *rows);
+    dev_free(t.rows);
+    free(twin);
+    free(rows);
+  }
+}
+
 int test_messages(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_dispatch),
       cmocka_unit_test(test_combine),
+      cmocka_unit_test(test_pipe),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

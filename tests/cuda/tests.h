@@ -11,6 +11,7 @@ int test_messages(void);
 int test_experts(void);
 int test_attention(void);
 int test_dense(void);
+int test_lists(void);
 int test_head(void);
 
 /* One head in fp64: y = turn(norm(x)), and from its gradient d to dx and the gain's, which is added to. Not turned: a

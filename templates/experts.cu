@@ -95,10 +95,21 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
+/* What the shared expert has for rows: x in the order of their homes; NULL: there is none. */
+struct Shared {
+  const uint32_t *place;
+  const float *x;
+};
+
+__device__ __forceinline__ float shared_at(const Shared &s, size_t r, int i)
+{
+  return s.x != NULL && s.place[r] != MOE_NOT_HOME ? s.x[(size_t)s.place[r] * H + (size_t)i] : 0.0f;
+}
+
 /* Out: partial sums of a layer's output, residual included on the row's home. */
 __global__ void __launch_bounds__(THREADS)
     sum_outputs(const MoeRowHead *rows, const MoePair *pairs, const uint32_t *row_pair, const uint32_t *place,
-                const float *y, const MoeReal *residual, unsigned me, MoeReal *out)
+                const float *y, const MoeReal *residual, unsigned me, Shared shared, MoeReal *out)
 {
   size_t r = blockIdx.x;
   uint32_t at[K] = {0};
@@ -110,13 +121,13 @@ __global__ void __launch_bounds__(THREADS)
     for (unsigned k = 0; k < n; k++) {
       sum = moe_fma(pairs[pair[k]].weight, y[(size_t)at[k] * H + i], sum);
     }
-    out[r * H + i] = moe_put(sum);
+    out[r * H + i] = moe_put(sum + shared_at(shared, r, i));
   }
 }
 
 /* dh of a row: the sum over its pairs of their gradients. */
 __global__ void __launch_bounds__(THREADS)
-    sum_grads(const uint32_t *row_pair, const uint32_t *place, const float *d, float *dh)
+    sum_grads(const uint32_t *row_pair, const uint32_t *place, const float *d, Shared shared, float *dh)
 {
   size_t r = blockIdx.x;
   uint32_t at[K] = {0};
@@ -127,7 +138,7 @@ __global__ void __launch_bounds__(THREADS)
     for (unsigned k = 0; k < n; k++) {
       sum += d[(size_t)at[k] * H + i];
     }
-    dh[r * H + i] = sum;
+    dh[r * H + i] = sum + shared_at(shared, r, i);
   }
 }
 
@@ -178,6 +189,43 @@ __global__ void __launch_bounds__(THREADS) activate_back(const MoePair *pairs, c
   }
 }
 
+/* One warp per pair of the grouped order: dw += <dx, the expert's bias>, dx [pairs, H]. */
+__global__ void __launch_bounds__(THREADS)
+    bias_weights(const MoePair *pairs, const uint32_t *group_pair, size_t n, unsigned first_expert, const MoeReal *dx,
+                 const MoeReal *bias, float *dw)
+{
+  size_t p = (size_t)blockIdx.x * WARPS + threadIdx.x / LANES;
+  if (p >= n) {
+    return;
+  }
+  uint32_t pair = group_pair[p];
+  const MoeReal *own = bias + (pairs[pair].expert - first_expert) * MOE_EXPERT_ELEMS;
+  float dot = 0.0f;
+  for (int i = (int)(threadIdx.x % LANES); i < H; i += LANES) {
+    dot = moe_fma(moe_get(dx[p * H + (size_t)i]), moe_get(own[i]), dot);
+  }
+  dot = warp_sum(dot);
+  if (threadIdx.x % LANES == 0) {
+    dw[pair] += dot;
+  }
+}
+
+/* Block (columns, expert): g [n of each expert] += the sum of its rows of dy [pairs, n]. */
+__global__ void __launch_bounds__(THREADS) sum_groups(const uint32_t *first, const MoeReal *dy, size_t n, float *g)
+{
+  size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+  unsigned begin = first[blockIdx.y];
+  unsigned end = first[blockIdx.y + 1];
+  if (i >= n || begin == end) {
+    return;
+  }
+  float sum = g[blockIdx.y * MOE_EXPERT_ELEMS + i];
+  for (unsigned p = begin; p < end; p++) {
+    sum += moe_get(dy[(size_t)p * n + i]);
+  }
+  g[blockIdx.y * MOE_EXPERT_ELEMS + i] = sum;
+}
+
 } // namespace
 
 MoeStatus moe_cuda_group_pairs(const MoeFfnList *l, MoeQueue queue)
@@ -193,18 +241,35 @@ MoeStatus moe_cuda_start_sums(const MoeFfnList *l, const MoeReal *residual, int3
   return rows == 0 ? MOE_OK : MOE_LAUNCH(start_sums, rows, THREADS, 0, queue, l->rows, residual, (unsigned)me, sum);
 }
 
+MoeStatus moe_cuda_sum_outputs_shared(const MoeFfnList *l, const float *y, const MoeReal *residual, int32_t me,
+                                      const MoeHomes *homes, const float *shared_y, MoeReal *out, MoeQueue queue)
+{
+  Shared shared = {homes->place, shared_y};
+  return l->n_rows == 0 ? MOE_OK
+                        : MOE_LAUNCH(sum_outputs, (unsigned)l->n_rows, THREADS, 0, queue, l->rows, l->pairs,
+                                     l->row_pair, l->place, y, residual, (unsigned)me, shared, out);
+}
+
 MoeStatus moe_cuda_sum_outputs(const MoeFfnList *l, const float *y, const MoeReal *residual, int32_t me, MoeReal *out,
                                MoeQueue queue)
 {
-  return l->n_rows == 0 ? MOE_OK
-                        : MOE_LAUNCH(sum_outputs, (unsigned)l->n_rows, THREADS, 0, queue, l->rows, l->pairs,
-                                     l->row_pair, l->place, y, residual, (unsigned)me, out);
+  const MoeHomes none = {};
+  return moe_cuda_sum_outputs_shared(l, y, residual, me, &none, NULL, out, queue);
+}
+
+MoeStatus moe_cuda_sum_grads_shared(const MoeFfnList *l, const float *d, const MoeHomes *homes, const float *shared_d,
+                                    float *dh, MoeQueue queue)
+{
+  Shared shared = {homes->place, shared_d};
+  return l->n_rows == 0
+             ? MOE_OK
+             : MOE_LAUNCH(sum_grads, (unsigned)l->n_rows, THREADS, 0, queue, l->row_pair, l->place, d, shared, dh);
 }
 
 MoeStatus moe_cuda_sum_grads(const MoeFfnList *l, const float *d, float *dh, MoeQueue queue)
 {
-  return l->n_rows == 0 ? MOE_OK
-                        : MOE_LAUNCH(sum_grads, (unsigned)l->n_rows, THREADS, 0, queue, l->row_pair, l->place, d, dh);
+  const MoeHomes none = {};
+  return moe_cuda_sum_grads_shared(l, d, &none, NULL, dh, queue);
 }
 
 MoeStatus moe_cuda_gather_rows(const MoeFfnList *l, const MoeReal *rows, bool weighted, MoeReal *x, MoeQueue queue)
@@ -226,4 +291,18 @@ MoeStatus moe_cuda_activate_back(const MoeFfnList *l, const float *d, MoeReal *g
   return l->n_pairs == 0 ? MOE_OK
                          : MOE_LAUNCH(activate_back, (unsigned)l->n_pairs, THREADS, 0, queue, l->pairs, l->group_pair,
                                       d, gate_up, act, dw);
+}
+
+MoeStatus moe_cuda_bias_weights(const MoeFfnList *l, const MoeReal *dx, const MoeReal *bias, float *dw, MoeQueue queue)
+{
+  unsigned blocks = (unsigned)((l->n_pairs + WARPS - 1) / WARPS);
+  return l->n_pairs == 0 ? MOE_OK
+                         : MOE_LAUNCH(bias_weights, blocks, THREADS, 0, queue, l->pairs, l->group_pair, l->n_pairs,
+                                      (unsigned)l->first_expert, dx, bias, dw);
+}
+
+MoeStatus moe_cuda_group_bias_back(const MoeFfnList *l, const MoeReal *dy, size_t n, float *g, MoeQueue queue)
+{
+  dim3 grid((unsigned)((n + THREADS - 1) / THREADS), (unsigned)l->n_experts);
+  return l->n_pairs == 0 ? MOE_OK : MOE_LAUNCH(sum_groups, grid, THREADS, 0, queue, l->first, dy, n, g);
 }

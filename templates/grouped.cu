@@ -53,11 +53,11 @@ __device__ __forceinline__ void multiply(const float *a, const float *b, Sums &s
 }
 
 /* c [pairs, n] = a [pairs, k] times the group's matrix, whose element (depth, column) lies at b[group * elems + depth *
-   b_depth + column * b_column]. */
+   b_depth + column * b_column]; plus, unless it is NULL, bias[group * elems + column]. */
 template <typename Out>
 __global__ void __launch_bounds__(THREADS)
     rows_by_group(const uint32_t *first, int n_groups, const MoeReal *a, int k, const MoeReal *b, size_t elems,
-                  size_t b_depth, size_t b_column, Out *c, int n)
+                  size_t b_depth, size_t b_column, const MoeReal *bias, Out *c, int n)
 {
   SHARED(float, tile_a, AREA);
   SHARED(float, tile_b, AREA);
@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(THREADS)
       unsigned row = tile.row + threadIdx.x / SIDE + (unsigned)(i * SIDE);
       int x = column + (int)(threadIdx.x % SIDE) + j * SIDE;
       if (row < tile.end && x < n) {
-        moe_store(&c[(size_t)row * (size_t)n + (size_t)x], sums.at[i][j]);
+        float added = bias != NULL ? moe_get(bias[(size_t)tile.group * elems + (size_t)x]) : 0.0f;
+        moe_store(&c[(size_t)row * (size_t)n + (size_t)x], sums.at[i][j] + added);
       }
     }
   }
@@ -142,12 +143,12 @@ unsigned most_tiles(size_t n_pairs, int n_groups)
 
 template <typename Out>
 MoeStatus rows(const MoeFfnList *l, const MoeReal *a, size_t k, const MoeReal *b, size_t b_depth, size_t b_column,
-               Out *c, size_t n, MoeQueue queue)
+               const MoeReal *bias, Out *c, size_t n, MoeQueue queue)
 {
   dim3 grid((unsigned)((n + TILE - 1) / TILE), most_tiles(l->n_pairs, l->n_experts));
   return l->n_pairs == 0 ? MOE_OK
                          : MOE_LAUNCH(rows_by_group, grid, THREADS, 0, queue, l->first, l->n_experts, a, (int)k, b,
-                                      MOE_EXPERT_ELEMS, b_depth, b_column, c, (int)n);
+                                      MOE_EXPERT_ELEMS, b_depth, b_column, bias, c, (int)n);
 }
 
 } // namespace
@@ -155,19 +156,31 @@ MoeStatus rows(const MoeFfnList *l, const MoeReal *a, size_t k, const MoeReal *b
 MoeStatus moe_cuda_group_nt(const MoeFfnList *l, const MoeReal *a, size_t k, const MoeReal *w, MoeReal *c, size_t n,
                             MoeQueue queue)
 {
-  return rows(l, a, k, w, 1, k, c, n, queue);
+  return rows(l, a, k, w, 1, k, NULL, c, n, queue);
 }
 
 MoeStatus moe_cuda_group_nt_float(const MoeFfnList *l, const MoeReal *a, size_t k, const MoeReal *w, float *c, size_t n,
                                   MoeQueue queue)
 {
-  return rows(l, a, k, w, 1, k, c, n, queue);
+  return rows(l, a, k, w, 1, k, NULL, c, n, queue);
+}
+
+MoeStatus moe_cuda_group_nt_bias(const MoeFfnList *l, const MoeReal *a, size_t k, const MoeReal *w, const MoeReal *bias,
+                                 MoeReal *c, size_t n, MoeQueue queue)
+{
+  return rows(l, a, k, w, 1, k, bias, c, n, queue);
+}
+
+MoeStatus moe_cuda_group_nt_bias_float(const MoeFfnList *l, const MoeReal *a, size_t k, const MoeReal *w,
+                                       const MoeReal *bias, float *c, size_t n, MoeQueue queue)
+{
+  return rows(l, a, k, w, 1, k, bias, c, n, queue);
 }
 
 MoeStatus moe_cuda_group_nn_float(const MoeFfnList *l, const MoeReal *a, size_t k, const MoeReal *w, float *c, size_t n,
                                   MoeQueue queue)
 {
-  return rows(l, a, k, w, n, 1, c, n, queue);
+  return rows(l, a, k, w, n, 1, NULL, c, n, queue);
 }
 
 MoeStatus moe_cuda_group_tn(const MoeFfnList *l, const MoeReal *a, size_t m, const MoeReal *b, size_t n, float *gw,

@@ -30,14 +30,30 @@ MoeStatus moe_cuda_norm_back(const MoeReal *x, const float *gain, const float *r
 /* g [columns] += the sum of n parts, in order. */
 MoeStatus moe_cuda_add_parts(const float *partial, size_t n, size_t columns, float *g, MoeQueue);
 
-/* heads.cu, w the bucket ATT. cos and sin [seq, D / 2] of moe_cuda_rope_tables(); n tokens, whole sequences. Forward: q
-   and k normed and turned and v, all clamped, out [n, QKV]. Backward: d [n, QKV] is the gradient of that; dqkv that of
-   the projections; gains' gradients are added to gw. partial [PARTS, 2 D]. */
+/* heads.cu, w the bucket ATT. cos and sin [seq, ROPE_DIM / 2] of moe_cuda_rope_tables(); n tokens, whole sequences.
+   Forward: q and k normed and turned and v, all clamped, out [n, TURNED]. Backward: d [n, TURNED] is the gradient of
+   that; dqkv that of the projections; gains' gradients are added to gw. partial [PARTS, QNORM + KNORM]. With latents,
+   which have their own norms: to and from the expanded columns and the turning one. */
 MoeStatus moe_cuda_rope_tables(size_t seq, float *cosp, float *sinp, MoeQueue);
 MoeStatus moe_cuda_heads(const MoeReal *qkv, const float *w, const float *cosp, const float *sinp, size_t seq, size_t n,
                          MoeReal *out, MoeQueue);
 MoeStatus moe_cuda_heads_back(const MoeReal *qkv, const float *w, const float *cosp, const float *sinp, size_t seq,
                               size_t n, const float *d, MoeReal *dqkv, float *gw, float *partial, MoeQueue);
+
+/* latent.cu: latent attention around that, as in latent.c. w the bucket ATT, gains the same as floats, of which only
+   the gains are read. latent: forward, the first columns of qkv [n, QKV] have come from the input, their expansions
+   follow; room [n, widest latent]. latent_back: dqkv's expanded columns, which heads_back() has left, to its first
+   ones; d_latent [n, widest] and partial [PARTS, widest]: room. */
+MoeStatus moe_cuda_latent(const MoeReal *w, const float *gains, size_t n, MoeReal *qkv, MoeReal *latent, MoeQueue);
+MoeStatus moe_cuda_latent_back(const MoeReal *qkv, const MoeReal *w, const float *gains, size_t n, MoeReal *dqkv,
+                               float *gw, float *d_latent, float *partial, MoeQueue);
+MoeStatus moe_cuda_latent_wgrad(const MoeReal *qkv, const float *gains, size_t n, const MoeReal *dqkv, float *gw,
+                                MoeReal *latent, MoeQueue);
+/* What moe_cuda_heads() and its gradient do where there are latents. */
+MoeStatus moe_cuda_latent_heads(const MoeReal *qkv, const float *cosp, const float *sinp, size_t seq, size_t n,
+                                MoeReal *out, MoeQueue);
+MoeStatus moe_cuda_latent_heads_back(const float *cosp, const float *sinp, size_t seq, size_t n, const float *d,
+                                     MoeReal *dqkv, MoeQueue);
 
 /* attention.cu: as moe_attention() of n_seqs sequences, from what moe_cuda_heads() puts out. o [n, O], lse [n, heads].
    Backward, d_o [n, O] being the gradient of o: d [n, TURNED] becomes that of what heads() put out; the sinks' are
@@ -117,21 +133,26 @@ typedef struct MoeAttSizes {
   size_t seq, n_seqs;
 } MoeAttSizes;
 
-/* What a router writes and its gradient reads; as in MoeAttSaved. */
+/* What a router writes and its gradient reads; as in MoeAttSaved. Of the sigmoid router alone: the selection bias, and
+   where its gradient counts choices. */
 typedef struct MoeRouterIo {
   float *prob;
   float *weight;
   uint16_t *choice;
   uint8_t *dropped;
   uint32_t *picks;
+  const float *bias; /* [E] */
+  float *load;       /* [E], added to */
 } MoeRouterIo;
 
 /* router.cu: as moe_router() (prob: the logits before) and moe_router_back() of all tokens. sums: room for [n_seqs, 2].
-   route_only must have been checked. */
+   route_only must have been checked. router_again: logits to prob once more, as moe_router_again(). */
 MoeStatus moe_cuda_router(const MoeAttSizes *, const MoeRouterIo *, double inv_seqs, const int32_t *route_only,
                           int n_route_only, double *scalars, double *sums, MoeQueue);
 MoeStatus moe_cuda_router_back(const MoeAttSizes *, const MoeRouterIo *, double inv_seqs, const float *dw, float *dz,
                                MoeQueue);
+
+MoeStatus moe_cuda_router_again(float *prob, size_t n, MoeQueue);
 
 /* Who sends what to whom: tokens of the slot, chunk of the message. node_first NULL: not relayed. */
 typedef struct MoeRouteSizes {
@@ -266,13 +287,56 @@ MoeStatus moe_cuda_activate(const MoeFfnList *, const MoeReal *gate_up, MoeReal 
 MoeStatus moe_cuda_activate_back(const MoeFfnList *, const float *d, MoeReal *gate_up, MoeReal *act, float *dw,
                                  MoeQueue);
 
+/* experts.cu, where experts have biases, which lie with their matrices. bias_weights: dw += <dx, bias> of each pair, dx
+   [pairs, H] gathered without weights, bias that of down. group_bias_back: g [n] of each expert += the sum of its rows
+   of dy [pairs, n]. */
+MoeStatus moe_cuda_bias_weights(const MoeFfnList *, const MoeReal *dx, const MoeReal *bias, float *dw, MoeQueue);
+MoeStatus moe_cuda_group_bias_back(const MoeFfnList *, const MoeReal *dy, size_t n, float *g, MoeQueue);
+
+/* mlp.cu: as in mlp.c; w and gw a bucket with gate and up [2 f, H], then down [H, f]. d [n, f]: room; mlp_act and
+   mlp_act_back are what lies between the products: gate_up [n, 2 f] becomes its gradient, d that of act. */
+MoeStatus moe_cuda_mlp_inner(const MoeReal *w, size_t f, const MoeReal *h, size_t n, MoeReal *gate_up, MoeQueue);
+MoeStatus moe_cuda_mlp_outer(const MoeReal *w, size_t f, const MoeReal *gate_up, size_t n, MoeReal *act, float *y,
+                             MoeQueue);
+MoeStatus moe_cuda_mlp_dgrad_outer(const MoeReal *w, size_t f, const MoeReal *dy, size_t n, float *d, MoeReal *gate_up,
+                                   MoeReal *act, MoeQueue);
+MoeStatus moe_cuda_mlp_dgrad_inner(const MoeReal *w, size_t f, const MoeReal *d_gate_up, size_t n, float *dh, MoeQueue);
+MoeStatus moe_cuda_mlp_wgrad_inner(size_t f, const MoeReal *d_gate_up, const MoeReal *h, size_t n, float *gw, MoeQueue);
+MoeStatus moe_cuda_mlp_wgrad_outer(size_t f, const MoeReal *dy, const MoeReal *act, size_t n, float *gw, MoeQueue);
+MoeStatus moe_cuda_mlp_act(const MoeReal *gate_up, size_t f, size_t n, MoeReal *act, MoeQueue);
+MoeStatus moe_cuda_mlp_act_back(const float *d, size_t f, size_t n, MoeReal *gate_up, MoeReal *act, MoeQueue);
+
+/* The rows of an FFN list that have their home on this rank, which its shared expert takes. */
+typedef struct MoeHomes {
+  uint32_t *first; /* [2] 0 and how many they are */
+  uint32_t *row;   /* [rows] which, in order; past the last 0 */
+  uint32_t *place; /* [rows] where each row is among them, or MOE_NOT_HOME */
+} MoeHomes;
+
+#define MOE_NOT_HOME UINT32_MAX
+
+/* The homes as a list of one group with room for all rows, for gather_rows, norm_rows (n_pairs rows) and the products
+   of grouped.cu, with mlp_act between them; what they leave past the last home means nothing. The sums are as without
+   `_shared`, plus what the shared expert has for a row, [rows, H] in the order of the homes. */
+MoeFfnList moe_homes_list(const MoeFfnList *, const MoeHomes *);
+MoeStatus moe_cuda_find_homes(const MoeFfnList *, int32_t me, const MoeHomes *, MoeQueue);
+MoeStatus moe_cuda_sum_outputs_shared(const MoeFfnList *, const float *y, const MoeReal *residual, int32_t me,
+                                      const MoeHomes *, const float *shared_y, MoeReal *out, MoeQueue);
+MoeStatus moe_cuda_sum_grads_shared(const MoeFfnList *, const float *d, const MoeHomes *, const float *shared_d,
+                                    float *dh, MoeQueue);
+
 /* grouped.cu: the experts' products, w a matrix of the first local expert, those of the others MOE_EXPERT_ELEMS behind
-   each other. nt: c [pairs, n] = a [pairs, k] w [n, k]^T; nn: w [k, n]; tn: gw [m, n] += a [pairs, m]^T b [pairs, n].
+   each other. nt: c [pairs, n] = a [pairs, k] w [n, k]^T, with bias [n] of each expert added; nn: w [k, n]; tn: gw [m,
+   n] += a [pairs, m]^T b [pairs, n].
  */
 MoeStatus moe_cuda_group_nt(const MoeFfnList *, const MoeReal *a, size_t k, const MoeReal *w, MoeReal *c, size_t n,
                             MoeQueue);
 MoeStatus moe_cuda_group_nt_float(const MoeFfnList *, const MoeReal *a, size_t k, const MoeReal *w, float *c, size_t n,
                                   MoeQueue);
+MoeStatus moe_cuda_group_nt_bias(const MoeFfnList *, const MoeReal *a, size_t k, const MoeReal *w, const MoeReal *bias,
+                                 MoeReal *c, size_t n, MoeQueue);
+MoeStatus moe_cuda_group_nt_bias_float(const MoeFfnList *, const MoeReal *a, size_t k, const MoeReal *w,
+                                       const MoeReal *bias, float *c, size_t n, MoeQueue);
 MoeStatus moe_cuda_group_nn_float(const MoeFfnList *, const MoeReal *a, size_t k, const MoeReal *w, float *c, size_t n,
                                   MoeQueue);
 MoeStatus moe_cuda_group_tn(const MoeFfnList *, const MoeReal *a, size_t m, const MoeReal *b, size_t n, float *gw,

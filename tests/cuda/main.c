@@ -11,8 +11,9 @@ int main(int argc, char **argv)
     const char *name;
     int (*run)(void);
   } groups[] = {
-      {"rows", test_rows},           {"router", test_router}, {"messages", test_messages}, {"experts", test_experts},
-      {"attention", test_attention}, {"dense", test_dense},   {"head", test_head},         {"lists", test_lists},
+      {"rows", test_rows},       {"router", test_router},       {"messages", test_messages},
+      {"experts", test_experts}, {"attention", test_attention}, {"dense", test_dense},
+      {"head", test_head},       {"lists", test_lists},         {"heads", test_heads},
   };
   int failed = 0;
   int ran = 0;

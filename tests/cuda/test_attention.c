@@ -12,7 +12,15 @@
 #include "tests/cuda/tests.h"
 #include "tests/ref/ref_math.h"
 
-enum { D = MOE_HEAD_DIM, DV = MOE_V_DIM, G = MOE_GROUP, QKV = MOE_QKV_DIM, O = MOE_O_DIM, HEADS = MOE_HEADS };
+enum {
+  D = MOE_HEAD_DIM,
+  DV = MOE_V_DIM,
+  G = MOE_GROUP,
+  QKV = MOE_QKV_DIM,
+  TURNED = MOE_TURNED_DIM,
+  O = MOE_O_DIM,
+  HEADS = MOE_HEADS
+};
 
 typedef struct Attention {
   size_t layer, seq, n_seqs;
@@ -32,10 +40,10 @@ static void launch_attention(void *c)
   t->gw = out_copy(t->gw0, MOE_ATT_ELEMS * sizeof *t->gw);
   MoeReal *turned = dev_new(n * MOE_TURNED_DIM * sizeof *turned);
   float *d = dev_new(n * MOE_TURNED_DIM * sizeof *d);
-  float *cosp = dev_new(t->seq * D / 2 * sizeof *cosp);
-  float *sinp = dev_new(t->seq * D / 2 * sizeof *sinp);
+  float *cosp = dev_new(t->seq * MOE_ROPE_DIM / 2 * sizeof *cosp);
+  float *sinp = dev_new(t->seq * MOE_ROPE_DIM / 2 * sizeof *sinp);
   float *delta = dev_new(n * HEADS * sizeof *delta);
-  float *partial = dev_new((size_t)MOE_PARTS * (HEADS > 2 * D ? HEADS : 2 * D) * sizeof *partial);
+  float *partial = dev_new((size_t)MOE_PARTS * (HEADS + MOE_QNORM_DIM + MOE_KNORM_DIM) * sizeof *partial);
   ok(moe_cuda_rope_tables(t->seq, cosp, sinp, NULL));
   ok(moe_cuda_heads(t->qkv, t->w, cosp, sinp, t->seq, n, turned, NULL));
   ok(moe_cuda_attention(turned, t->w, t->layer, t->seq, t->n_seqs, t->o, t->lse, NULL));
@@ -58,19 +66,19 @@ typedef struct Want {
   double *sinks_size; /* of the sinks' gradients with all terms positive */
 } Want;
 
-/* One query of one head: y and dy [seq, QKV] are its sequence's heads and their gradients. */
+/* One query of one head: y and dy [seq, TURNED] are its sequence's heads and their gradients. */
 static void query64(size_t q, size_t head, size_t first, const double *y, const double *w, const double *d_o, double *o,
                     double *lse, double *dy, Want *want)
 {
   size_t k = MOE_Q_DIM + head / G * D;
-  size_t v = k + MOE_KV_DIM;
-  const double *query = y + q * QKV + head * D;
+  size_t v = MOE_Q_DIM + MOE_KV_HEADS * D + head / G * DV;
+  const double *query = y + q * TURNED + head * D;
   double *p = malloc((q + 1) * sizeof *p);
   double best = MOE_SINKS ? w[MOE_AT_SINKS + head] : -INFINITY;
   double sum = 0;
   memset(o, 0, DV * sizeof *o);
   for (size_t j = first; j <= q; j++) {
-    p[j] = MOE_SCORE_SCALE * ref_dot(query, y + j * QKV + k, D);
+    p[j] = MOE_SCORE_SCALE * ref_dot(query, y + j * TURNED + k, D);
     best = fmax(best, p[j]);
   }
   for (size_t j = first; j <= q; j++) {
@@ -81,14 +89,14 @@ static void query64(size_t q, size_t head, size_t first, const double *y, const 
   *lse = best + log(sum);
   for (size_t j = first; j <= q; j++) {
     p[j] /= sum;
-    ref_axpy(o, p[j], y + j * QKV + v, DV);
+    ref_axpy(o, p[j], y + j * TURNED + v, DV);
   }
   double delta = ref_dot(d_o, o, DV);
   for (size_t j = first; j <= q; j++) {
-    double ds = MOE_SCORE_SCALE * p[j] * (ref_dot(d_o, y + j * QKV + v, DV) - delta);
-    ref_axpy(dy + q * QKV + head * D, ds, y + j * QKV + k, D);
-    ref_axpy(dy + j * QKV + k, ds, query, D);
-    ref_axpy(dy + j * QKV + v, p[j], d_o, DV);
+    double ds = MOE_SCORE_SCALE * p[j] * (ref_dot(d_o, y + j * TURNED + v, DV) - delta);
+    ref_axpy(dy + q * TURNED + head * D, ds, y + j * TURNED + k, D);
+    ref_axpy(dy + j * TURNED + k, ds, query, D);
+    ref_axpy(dy + j * TURNED + v, p[j], d_o, DV);
   }
   if (MOE_SINKS) {
     double term = exp(w[MOE_AT_SINKS + head] - *lse) * delta;
@@ -102,16 +110,14 @@ static void query64(size_t q, size_t head, size_t first, const double *y, const 
 static void attention64(size_t layer, size_t at, size_t seq, const double *qkv, const double *w, const double *d_o,
                         Want *want)
 {
-  double *y = malloc(seq * QKV * sizeof *y);
-  double *dy = calloc(seq * QKV, sizeof *dy);
+  double *y = malloc(seq * TURNED * sizeof *y);
+  double *dy = calloc(seq * TURNED, sizeof *dy);
+  double *unused = calloc(MOE_ATT_ELEMS, sizeof *unused);
   bool windowed = MOE_WINDOW > 0 && (MOE_WINDOW_LAYERS == 0 || layer % 2 == (MOE_WINDOW_LAYERS == 2));
   for (int back = 0; back < 2; back++) {
-    for (size_t i = 0; i < seq * QKV; i += D) {
-      size_t head = i % QKV / D;
-      size_t gain = head < HEADS ? MOE_AT_QNORM : MOE_AT_KNORM;
-      double unused[D] = {0};
-      head64(i / QKV, head < HEADS + MOE_KV_HEADS, qkv + at * QKV + i, w + gain, dy + i, y + i,
-             back ? want->dqkv + at * QKV + i : unused, back ? want->gw + gain : unused);
+    for (size_t i = 0; i < seq; i++) {
+      heads64(i, qkv + (at + i) * QKV, w, dy + i * TURNED, y + i * TURNED, want->dqkv + (at + i) * QKV,
+              back ? want->gw : unused);
     }
     for (size_t q = 0; back == 0 && q < seq; q++) {
       for (size_t head = 0; head < HEADS; head++) {
@@ -123,6 +129,7 @@ static void attention64(size_t layer, size_t at, size_t seq, const double *qkv, 
   }
   free(y);
   free(dy);
+  free(unused);
 }
 
 /* As att_layer.c calls it: the gradient of o waits in columns of dqkv. */
@@ -170,10 +177,13 @@ static void one_attention(size_t layer, size_t seq)
   }
   check_reals("attention", t.o, twin.o, want.o, n * O);
   check_floats("log of the denominator", t.lse, twin.lse, want.lse, n * HEADS);
-  for (size_t part = 0, col = 0; part < 3; part++) { /* q, k, v: each by itself, so that none hides behind another */
-    size_t width = part == 0 ? MOE_Q_DIM : MOE_KV_DIM;
-    check_columns(part == 0 ? "dq" : part == 1 ? "dk" : "dv", t.dqkv, twin.dqkv, want.dqkv, n, QKV, col, width);
-    col += width;
+  const size_t parts[3][2] = {
+      {MOE_Q_COL, MOE_Q_DIM},
+      {MOE_LATENT ? MOE_R_COL : MOE_Q_DIM, MOE_LATENT ? MOE_ROPE_DIM : MOE_KV_DIM},
+      {MOE_LATENT ? MOE_KVB_COL : MOE_Q_DIM + MOE_KV_DIM, MOE_LATENT ? MOE_KVB_DIM : MOE_KV_DIM}};
+  for (size_t part = 0; part < 3; part++) { /* each by itself, so that none hides behind another */
+    static const char *const names[] = {"dq", "dk", "dv"};
+    check_columns(names[part], t.dqkv, twin.dqkv, want.dqkv, n, QKV, parts[part][0], parts[part][1]);
   }
   if (MOE_SINKS) {
     check_sums("sinks' gradients", t.gw + MOE_AT_SINKS, twin.gw + MOE_AT_SINKS, want.gw + MOE_AT_SINKS, want.sinks_size,

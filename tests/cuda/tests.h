@@ -13,10 +13,10 @@ int test_attention(void);
 int test_dense(void);
 int test_lists(void);
 int test_head(void);
+int test_heads(void);
 
-/* One head in fp64: y = turn(norm(x)), and from its gradient d to dx and the gain's, which is added to. Not turned: a
-   value. test_rows.c has it. */
-void head64(size_t pos, bool turned, const double *x, const double *gain, const double *d, double *y, double *dx,
-            double *dgain);
+/* All heads of one token in fp64: y [TURNED] from the projections x [QKV]; from its gradient d to dx, of the columns
+   that have a part in it, and to the gains', which are added to. test_heads.c has it. */
+void heads64(size_t pos, const double *x, const double *w, const double *d, double *y, double *dx, double *gw);
 
 #endif

@@ -1,4 +1,4 @@
-/* Windows on even layers, sinks, and heads wider than 128. */
+/* Windows on even layers, sinks, heads wider than 128; experts with biases and a clamped activation. */
 #ifndef MOE_CONFIG_H
 #define MOE_CONFIG_H
 
@@ -6,9 +6,15 @@
 #undef MOE_SINKS
 #undef MOE_WINDOW
 #undef MOE_WINDOW_LAYERS
+#undef MOE_EXPERT_BIAS
+#undef MOE_CLAMPED
+#undef MOE_ACT_LIMIT
 #define MOE_SINKS         1
 #define MOE_WINDOW        21
 #define MOE_WINDOW_LAYERS 1
+#define MOE_EXPERT_BIAS   1
+#define MOE_CLAMPED       1
+#define MOE_ACT_LIMIT     0.5
 
 #define MOE_LAYERS       2
 #define MOE_VOCAB        64

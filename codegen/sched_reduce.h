@@ -1,8 +1,8 @@
 /* The reduction of gradients within the event simulation. A bucket's slices leave as soon as the last op that adds to
    them has ended at all holders, while micro-batches still compute; of one group one exchange is under way at a time.
-   They move along a lane of their own and take what other messages leave of the ports (MOE_LANE_BUCKETS), so they hold
-   nothing up. A group adds what has arrived when it has nothing else to do. What the simulation
-   keeps in its queues for this are numbers above those of the tasks. */
+   They move along a class of traffic of their own and take what other messages leave of the ports
+   (MOE_TRAFFIC_BUCKETS), so they hold nothing up. A group adds what has arrived when it has nothing else to do. What
+   the simulation keeps in its queues for this are numbers above those of the tasks. */
 #ifndef CODEGEN_SCHED_REDUCE_H
 #define CODEGEN_SCHED_REDUCE_H
 

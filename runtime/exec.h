@@ -49,11 +49,11 @@ typedef struct MoeOpInfo {
   MoeCall call;     /* filled in except for step, peer, scratch, logits and inv_tokens */
 } MoeOpInfo;
 
-/* One direction and lane between this rank and another, with the cursors of the running step. */
+/* One direction and class of traffic between this rank and another, with the cursors of the running step. */
 typedef struct MoeEnd {
   MoeLink link;
   const MoeLinkPlan *plan;
-  MoeLane lane;
+  MoeTraffic traffic;
   int32_t other;      /* rank */
   int32_t peer_index; /* of the other in its group */
   bool paced;
@@ -133,7 +133,7 @@ typedef struct MoeExecIn {
   MoeShared *shared;
   int32_t rank;
   const MoeExecOptions *options;
-  uint64_t *pace_sent; /* [n_ranks][MOE_LANE_COUNT] */
+  uint64_t *pace_sent; /* [n_ranks][MOE_TRAFFIC_COUNT] */
 } MoeExecIn;
 
 /* Builds all tables of one shape. Weights are not set yet: moe_exec_init_weights(). */

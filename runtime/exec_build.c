@@ -58,8 +58,9 @@ static MoeStatus make_arrays(MoeExec *x)
   size_t n = (size_t)x->n_ops + 1;
   size_t ranks = (size_t)x->wiring->n_ranks;
   size_t arrivals = 1;
-  for (int32_t i = 0; i < MOE_LANE_COUNT * x->wiring->n_ranks; i++) {
-    arrivals += (size_t)moe_link_plan(x->wiring, (MoeLane)(i % MOE_LANE_COUNT), i / MOE_LANE_COUNT, x->me.rank)->n_msgs;
+  for (int32_t i = 0; i < MOE_TRAFFIC_COUNT * x->wiring->n_ranks; i++) {
+    arrivals += (size_t)moe_link_plan(x->wiring, (MoeTraffic)(i % MOE_TRAFFIC_COUNT), i / MOE_TRAFFIC_COUNT, x->me.rank)
+                    ->n_msgs;
   }
   x->info = calloc(n, sizeof *x->info);
   x->done = calloc(n, sizeof *x->done);
@@ -67,8 +68,8 @@ static MoeStatus make_arrays(MoeExec *x)
   x->unreleased = calloc(n, sizeof *x->unreleased);
   x->arrivals = calloc(arrivals, sizeof *x->arrivals);
   x->ins = calloc(arrivals * 2, sizeof *x->ins); /* a RELAY and the op that releases may look at the same messages */
-  x->sends = calloc(MOE_LANE_COUNT * ranks, sizeof *x->sends);
-  x->recvs = calloc(MOE_LANE_COUNT * ranks, sizeof *x->recvs);
+  x->sends = calloc(MOE_TRAFFIC_COUNT * ranks, sizeof *x->sends);
+  x->recvs = calloc(MOE_TRAFFIC_COUNT * ranks, sizeof *x->recvs);
   x->n_nodes = calloc((size_t)x->bundle->n_groups, sizeof *x->n_nodes);
   x->node_first = calloc((size_t)x->bundle->n_groups * ((size_t)x->bundle->replica_ranks + 1), sizeof *x->node_first);
   if (x->info == NULL || x->done == NULL || x->locals == NULL || x->unreleased == NULL || x->arrivals == NULL ||
@@ -82,18 +83,18 @@ static MoeStatus make_arrays(MoeExec *x)
   return MOE_OK;
 }
 
-static MoeStatus open_end(MoeExec *x, MoeEnd *end, MoeLane lane, int32_t src, int32_t dst)
+static MoeStatus open_end(MoeExec *x, MoeEnd *end, MoeTraffic traffic, int32_t src, int32_t dst)
 {
-  const MoeLinkPlan *plan = moe_link_plan(x->wiring, lane, src, dst);
+  const MoeLinkPlan *plan = moe_link_plan(x->wiring, traffic, src, dst);
   int32_t other = src == x->me.rank ? dst : src;
   const uint64_t *host_of = x->shared->host_of;
   MoePeer a = {.rank = x->me.rank, .host = host_of != NULL ? host_of[x->me.rank] : 0};
   MoePeer b = {.rank = other, .host = host_of != NULL ? host_of[other] : 0};
   *end = (MoeEnd){.plan = plan,
-                  .lane = lane,
+                  .traffic = traffic,
                   .other = other,
                   .peer_index = moe_rank_of(x->bundle, other).index,
-                  .pace_sent = &x->pace_sent[MOE_LANE_COUNT * other + (int32_t)lane]};
+                  .pace_sent = &x->pace_sent[MOE_TRAFFIC_COUNT * other + (int32_t)traffic]};
   end->link = (MoeLink){.transport = moe_transport_for(&a, &b),
                         .src = src,
                         .dst = dst,
@@ -117,9 +118,9 @@ static MoeStatus open_end(MoeExec *x, MoeEnd *end, MoeLane lane, int32_t src, in
   return MOE_OK;
 }
 
-static MoeStatus open_direction(MoeExec *x, MoeEnd *ends, int32_t *n_p, MoeLane lane, int32_t src, int32_t dst)
+static MoeStatus open_direction(MoeExec *x, MoeEnd *ends, int32_t *n_p, MoeTraffic traffic, int32_t src, int32_t dst)
 {
-  const MoeLinkPlan *plan = moe_link_plan(x->wiring, lane, src, dst);
+  const MoeLinkPlan *plan = moe_link_plan(x->wiring, traffic, src, dst);
   if (plan->n_msgs == 0) {
     return MOE_OK;
   }
@@ -127,7 +128,7 @@ static MoeStatus open_direction(MoeExec *x, MoeEnd *ends, int32_t *n_p, MoeLane 
   for (int32_t i = 0; i < plan->n_msgs; i++) {
     x->info[msgs[i].op].n_msgs++;
   }
-  return open_end(x, &ends[(*n_p)++], lane, src, dst);
+  return open_end(x, &ends[(*n_p)++], traffic, src, dst);
 }
 
 /* Arrivals of each RECV stand together, in rank order of the senders. */
@@ -152,11 +153,11 @@ static void list_arrivals(MoeExec *x)
 static MoeStatus open_ends(MoeExec *x)
 {
   int32_t me = x->me.rank;
-  for (int32_t i = 0; i < MOE_LANE_COUNT * x->wiring->n_ranks; i++) {
-    MoeLane lane = (MoeLane)(i / x->wiring->n_ranks);
+  for (int32_t i = 0; i < MOE_TRAFFIC_COUNT * x->wiring->n_ranks; i++) {
+    MoeTraffic traffic = (MoeTraffic)(i / x->wiring->n_ranks);
     int32_t r = i % x->wiring->n_ranks;
-    MOE_TRY(open_direction(x, x->sends, &x->n_sends, lane, me, r));
-    MOE_TRY(open_direction(x, x->recvs, &x->n_recvs, lane, r, me));
+    MOE_TRY(open_direction(x, x->sends, &x->n_sends, traffic, me, r));
+    MOE_TRY(open_direction(x, x->recvs, &x->n_recvs, traffic, r, me));
   }
   list_arrivals(x);
   return MOE_OK;

@@ -104,7 +104,7 @@ static MoeStatus progress_paced(MoeExec *x, MoeEnd *end, int64_t now, bool *move
     const MoeMsg *msg = &end->plan->sends[end->sent];
     MoeOpInfo *info = &x->info[msg->op];
     MoePaced paced;
-    if (!moe_pace_message(x->shared->pacer, end->lane, end->link.src, end->link.dst, *end->pace_sent, &paced)) {
+    if (!moe_pace_message(x->shared->pacer, end->traffic, end->link.src, end->link.dst, *end->pace_sent, &paced)) {
       break; /* moe_pace_poll() knows when to look again */
     }
     if (paced.arrival_ns > now) {
@@ -128,7 +128,7 @@ static void start_paced(MoeExec *x, MoeEnd *end, const MoeMsg *msg, size_t bytes
   if (x->bundle->emu != NULL) {
     size = moe_emu_message(&x->me, msg->op, end->other, x->options.scale, &latency_ns);
   }
-  (void)moe_pace_start(x->shared->pacer, end->lane, end->link.src, end->link.dst, size, latency_ns, ready_ns);
+  (void)moe_pace_start(x->shared->pacer, end->traffic, end->link.src, end->link.dst, size, latency_ns, ready_ns);
 }
 
 /* Whether the next message may be packed, and since when, if that matters. */

@@ -47,9 +47,9 @@ MoePairs moe_edge_pairs(MoeEdge edge)
   return edges[edge].pairs;
 }
 
-MoeLane moe_edge_lane(MoeEdge edge)
+MoeTraffic moe_edge_traffic(MoeEdge edge)
 {
-  return moe_edge_pairs(edge) == MOE_PAIRS_HOLDERS ? MOE_LANE_BUCKETS : MOE_LANE_STEP;
+  return moe_edge_pairs(edge) == MOE_PAIRS_HOLDERS ? MOE_TRAFFIC_BUCKETS : MOE_TRAFFIC_STEP;
 }
 
 const char *moe_bucket_name(MoeBucketKind kind)

@@ -65,15 +65,15 @@ typedef struct MoeOp {
 
 static_assert(sizeof(MoeOp) == 96, "the op row is written into bundles: its size is part of the contract");
 
-/* Messages between two ranks go along two lanes, each in its own order. On the second are those of buckets: they are
+/* Classes of traffic between two ranks, each in its own order. To the second belong messages of buckets: they are
    large, nothing of a micro-batch waits for them, and they move with what the first leaves of a port. */
-typedef enum MoeLane { MOE_LANE_STEP, MOE_LANE_BUCKETS, MOE_LANE_COUNT } MoeLane;
+typedef enum MoeTraffic { MOE_TRAFFIC_STEP, MOE_TRAFFIC_BUCKETS, MOE_TRAFFIC_COUNT } MoeTraffic;
 
 const char *moe_op_name(MoeOpKind kind);    /* "ATT_FWD" */
 const char *moe_op_letters(MoeOpKind kind); /* "a" */
 const char *moe_edge_name(MoeEdge edge);    /* "DISPATCH" */
 MoePairs moe_edge_pairs(MoeEdge edge);
-MoeLane moe_edge_lane(MoeEdge edge);
+MoeTraffic moe_edge_traffic(MoeEdge edge);
 const char *moe_bucket_name(MoeBucketKind kind); /* "ATT" */
 
 /* Name of an op in timelines, modelled and measured alike: "SEND DISPATCH l0 m2"; of later chunks "... m2 c1". */

@@ -12,7 +12,7 @@
 /* Less of a port than this is rounding: nothing moves. */
 #define NO_ROOM       1e-9
 
-/* Of one lane. */
+/* Of one class of traffic. */
 typedef struct Pair {
   double left;                 /* bytes of the first message in the queue */
   double rate;                 /* bytes per ns */
@@ -34,7 +34,7 @@ typedef struct Port {
   double rate;          /* bytes per ns */
   double room;          /* scratch from here on */
   int32_t users, first; /* active pairs */
-  int32_t open;         /* of them without a rate yet, in the lane that is filled */
+  int32_t open;         /* of them without a rate yet, in the class that is filled */
 } Port;
 
 struct MoePacer {
@@ -57,19 +57,19 @@ static size_t layout(MoePacer *p, size_t ranks, size_t ports)
 {
   size_t at = align64(sizeof(MoePacer));
   p->active_at = at;
-  at += align64(MOE_LANE_COUNT * ranks * ranks * sizeof(int32_t));
+  at += align64(MOE_TRAFFIC_COUNT * ranks * ranks * sizeof(int32_t));
   p->port_at = at;
   at += align64(ports * sizeof(Port));
   p->used_at = at;
   at += align64(ports * sizeof(int32_t));
   p->member_at = at;
-  at += align64(2 * MOE_LANE_COUNT * ranks * ranks * sizeof(int32_t));
+  at += align64(2 * MOE_TRAFFIC_COUNT * ranks * ranks * sizeof(int32_t));
   p->told_at = at;
   at += align64(ranks * sizeof(int64_t));
   p->ring_at = at;
   at += align64(ranks * sizeof(bool));
   p->pair_at = at;
-  return at + MOE_LANE_COUNT * ranks * ranks * sizeof(Pair);
+  return at + MOE_TRAFFIC_COUNT * ranks * ranks * sizeof(Pair);
 }
 
 /* When the first message of the queue will arrive. */
@@ -84,14 +84,14 @@ static void *at(const MoePacer *p, size_t offset)
   return (uint8_t *)(uintptr_t)p + offset;
 }
 
-static int32_t pair_index(const MoePacer *p, MoeLane lane, int32_t src, int32_t dst)
+static int32_t pair_index(const MoePacer *p, MoeTraffic traffic, int32_t src, int32_t dst)
 {
-  return ((int32_t)lane * p->n_ranks + src) * p->n_ranks + dst;
+  return ((int32_t)traffic * p->n_ranks + src) * p->n_ranks + dst;
 }
 
-static Pair *pair_of(const MoePacer *p, MoeLane lane, int32_t src, int32_t dst)
+static Pair *pair_of(const MoePacer *p, MoeTraffic traffic, int32_t src, int32_t dst)
 {
-  return (Pair *)at(p, p->pair_at) + pair_index(p, lane, src, dst);
+  return (Pair *)at(p, p->pair_at) + pair_index(p, traffic, src, dst);
 }
 
 size_t moe_pace_bytes(int32_t n_ranks, int32_t n_ports)
@@ -120,11 +120,11 @@ void moe_pace_port(MoePacer *p, int32_t port, double rate)
 
 void moe_pace_route(MoePacer *p, int32_t src, int32_t dst, int32_t out_port, int32_t in_port)
 {
-  for (MoeLane lane = 0; lane < MOE_LANE_COUNT; lane++) {
-    Pair *pair = pair_of(p, lane, src, dst);
+  for (MoeTraffic traffic = 0; traffic < MOE_TRAFFIC_COUNT; traffic++) {
+    Pair *pair = pair_of(p, traffic, src, dst);
     pair->out_port = out_port;
     pair->in_port = in_port;
-    pair->yields = lane == MOE_LANE_BUCKETS;
+    pair->yields = traffic == MOE_TRAFFIC_BUCKETS;
   }
 }
 
@@ -170,7 +170,7 @@ static int32_t list_ports(MoePacer *p, Pair *pairs, const int32_t *active, Port 
   return n_used;
 }
 
-/* Pairs without a rate in one lane, port by port. Returns how many there are. */
+/* Pairs without a rate in one class, port by port. Returns how many there are. */
 static int32_t open_pairs(const MoePacer *p, const Pair *pairs, const int32_t *active, Port *ports, const int32_t *used,
                           int32_t n_used, bool yields)
 {
@@ -189,7 +189,7 @@ static int32_t open_pairs(const MoePacer *p, const Pair *pairs, const int32_t *a
   return n;
 }
 
-/* The port's open pairs of a lane get their share. Returns how many they were. */
+/* The port's open pairs of a class get their share. Returns how many they were. */
 static int32_t fix_pairs(Pair *pairs, Port *ports, Port *port, const int32_t *member, bool yields, double share)
 {
   int32_t n = 0;
@@ -345,10 +345,10 @@ static void advance(MoePacer *p, int64_t to)
   }
 }
 
-bool moe_pace_start(MoePacer *p, MoeLane lane, int32_t src, int32_t dst, double bytes, int64_t latency_ns,
+bool moe_pace_start(MoePacer *p, MoeTraffic traffic, int32_t src, int32_t dst, double bytes, int64_t latency_ns,
                     int64_t ready_ns)
 {
-  Pair *pair = pair_of(p, lane, src, dst);
+  Pair *pair = pair_of(p, traffic, src, dst);
   moe_lock(&p->lock);
   bool ok = pair->waiting < MOE_PACE_QUEUE;
   if (ok) {
@@ -363,7 +363,7 @@ bool moe_pace_start(MoePacer *p, MoeLane lane, int32_t src, int32_t dst, double 
         flow_until(p, start);
       }
       atomic_store_explicit(&pair->expected_ns, INT64_MAX, memory_order_relaxed);
-      ((int32_t *)at(p, p->active_at))[p->n_active++] = pair_index(p, lane, src, dst);
+      ((int32_t *)at(p, p->active_at))[p->n_active++] = pair_index(p, traffic, src, dst);
       begin_first(p, pair);
     }
     pair->waiting++;
@@ -379,8 +379,8 @@ int64_t moe_pace_poll(MoePacer *p, int32_t rank, int64_t now_ns)
   int64_t next = INT64_MAX;
   moe_lock(&p->lock);
   advance(p, now_ns);
-  for (int32_t i = 0; i < MOE_LANE_COUNT * p->n_ranks; i++) {
-    const Pair *pair = pair_of(p, (MoeLane)(i % MOE_LANE_COUNT), rank, i / MOE_LANE_COUNT);
+  for (int32_t i = 0; i < MOE_TRAFFIC_COUNT * p->n_ranks; i++) {
+    const Pair *pair = pair_of(p, (MoeTraffic)(i % MOE_TRAFFIC_COUNT), rank, i / MOE_TRAFFIC_COUNT);
     if (pair->waiting > 0 && first_arrival(pair) < next) {
       next = first_arrival(pair);
     }
@@ -397,9 +397,9 @@ int64_t moe_pace_poll(MoePacer *p, int32_t rank, int64_t now_ns)
   return next;
 }
 
-bool moe_pace_message(const MoePacer *p, MoeLane lane, int32_t src, int32_t dst, uint64_t number, MoePaced *m)
+bool moe_pace_message(const MoePacer *p, MoeTraffic traffic, int32_t src, int32_t dst, uint64_t number, MoePaced *m)
 {
-  const Pair *pair = pair_of(p, lane, src, dst);
+  const Pair *pair = pair_of(p, traffic, src, dst);
   size_t i = (size_t)(number % MOE_PACE_QUEUE);
   uint64_t ended = atomic_load_explicit(&pair->ended, memory_order_acquire);
   bool over = ended > number;

@@ -12,7 +12,7 @@
 #include "runtime/bell.h"
 #include "runtime/moe_ops.h"
 
-enum { MOE_PACE_QUEUE = 8 }; /* messages of one pair and lane under way; they travel one after the other */
+enum { MOE_PACE_QUEUE = 8 }; /* messages of one pair and class of traffic under way; they travel one after the other */
 
 typedef struct MoePacer MoePacer;
 
@@ -34,17 +34,19 @@ void moe_pace_route(MoePacer *, int32_t src, int32_t dst, int32_t out_port, int3
 /* Every rank r has a port 2 r for what it sends and a port 2 r + 1 for what it receives, all of one rate. */
 void moe_pace_even(MoePacer *, double rate);
 
-/* Starts the next message of a pair and lane; false if its queue is full. It was ready at `ready_ns` of moe_now_ns(): a
-   sender that is late by a little does not delay it. It arrives latency_ns after its last byte has left. */
-bool moe_pace_start(MoePacer *, MoeLane, int32_t src, int32_t dst, double bytes, int64_t latency_ns, int64_t ready_ns);
+/* Starts the next message of a pair and class of traffic; false if its queue is full. It was ready at `ready_ns` of
+   moe_now_ns(): a sender that is late by a little does not delay it. It arrives latency_ns after its last byte has
+   left. */
+bool moe_pace_start(MoePacer *, MoeTraffic, int32_t src, int32_t dst, double bytes, int64_t latency_ns,
+                    int64_t ready_ns);
 
 /* Brings the model up to now. Returns when to poll again if nobody rings: the earliest end of the messages of `rank`,
    INT64_MAX if it has none under way. */
 int64_t moe_pace_poll(MoePacer *, int32_t rank, int64_t now_ns);
 
-/* Message `number` of the pair and lane, counted from 0, one of the last MOE_PACE_QUEUE: whether its last byte has
-   left, as of the last poll. If not, the times are what they will be if nothing changes; INT64_MAX for a message that
-   queues or finds its port taken. */
-bool moe_pace_message(const MoePacer *, MoeLane, int32_t src, int32_t dst, uint64_t number, MoePaced *);
+/* Message `number` of the pair and class of traffic, counted from 0, one of the last MOE_PACE_QUEUE: whether its last
+   byte has left, as of the last poll. If not, the times are what they will be if nothing changes; INT64_MAX for a
+   message that queues or finds its port taken. */
+bool moe_pace_message(const MoePacer *, MoeTraffic, int32_t src, int32_t dst, uint64_t number, MoePaced *);
 
 #endif

@@ -55,7 +55,7 @@ MoeStatus moe_shapes_open(MoeShapes *s, const MoeBundle *first, const MoeKernels
   *s = (MoeShapes){.n = moe_n_shapes(first), .active = -1, .shared = shared, .rank = rank};
   s->execs = calloc((size_t)s->n, sizeof *s->execs);
   s->mems = calloc((size_t)s->n, sizeof *s->mems);
-  s->pace_sent = calloc(MOE_LANE_COUNT * (size_t)moe_n_ranks(first), sizeof *s->pace_sent);
+  s->pace_sent = calloc(MOE_TRAFFIC_COUNT * (size_t)moe_n_ranks(first), sizeof *s->pace_sent);
   MoeExecIn in = {.kernels = kernels, .shared = shared, .rank = rank, .options = options, .pace_sent = s->pace_sent};
   MoeStatus status = MOE_ENOMEM;
   if (s->execs == NULL || s->mems == NULL || s->pace_sent == NULL) {

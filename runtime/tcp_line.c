@@ -15,17 +15,19 @@ static int by_offset(const void *a, const void *b)
   return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
-/* Slots of both lanes: a connection carries what comes first. */
+/* Slots of both classes: a connection carries what comes first. */
 static MoeTcpSlot *list_slots(const MoeWiring *wirings, int32_t n, int32_t src, int32_t dst, int32_t *n_p)
 {
   size_t total = 1;
-  for (int32_t i = 0; i < MOE_LANE_COUNT * n; i++) {
-    total += (size_t)moe_link_plan(&wirings[i / MOE_LANE_COUNT], (MoeLane)(i % MOE_LANE_COUNT), src, dst)->n_slots;
+  for (int32_t i = 0; i < MOE_TRAFFIC_COUNT * n; i++) {
+    total +=
+        (size_t)moe_link_plan(&wirings[i / MOE_TRAFFIC_COUNT], (MoeTraffic)(i % MOE_TRAFFIC_COUNT), src, dst)->n_slots;
   }
   MoeTcpSlot *slots = calloc(total, sizeof *slots);
   *n_p = 0;
-  for (int32_t i = 0; i < MOE_LANE_COUNT * n && slots != NULL; i++) {
-    const MoeLinkPlan *plan = moe_link_plan(&wirings[i / MOE_LANE_COUNT], (MoeLane)(i % MOE_LANE_COUNT), src, dst);
+  for (int32_t i = 0; i < MOE_TRAFFIC_COUNT * n && slots != NULL; i++) {
+    const MoeLinkPlan *plan =
+        moe_link_plan(&wirings[i / MOE_TRAFFIC_COUNT], (MoeTraffic)(i % MOE_TRAFFIC_COUNT), src, dst);
     for (int32_t s = 0; s < plan->n_slots; s++) {
       slots[(*n_p)++] = (MoeTcpSlot){plan->offset[s], plan->capacity[s]};
     }

@@ -388,10 +388,10 @@ static MoeStatus make_lines(MoeTcp *t, const MoeTeam *team, MoeShared *shared, c
   for (int32_t r = 0; r < t->n_ranks; r++) {
     bool talks = false;
     t->line_of[r] = -1;
-    for (int32_t k = 0; k < MOE_LANE_COUNT * n && team->host_of[r] != team->host_of[rank]; k++) {
-      const MoeWiring *w = &wirings[k / MOE_LANE_COUNT];
-      MoeLane lane = (MoeLane)(k % MOE_LANE_COUNT);
-      talks = talks || moe_link_plan(w, lane, r, rank)->n_msgs > 0 || moe_link_plan(w, lane, rank, r)->n_msgs > 0;
+    for (int32_t k = 0; k < MOE_TRAFFIC_COUNT * n && team->host_of[r] != team->host_of[rank]; k++) {
+      const MoeWiring *w = &wirings[k / MOE_TRAFFIC_COUNT];
+      MoeTraffic traffic = (MoeTraffic)(k % MOE_TRAFFIC_COUNT);
+      talks = talks || moe_link_plan(w, traffic, r, rank)->n_msgs > 0 || moe_link_plan(w, traffic, rank, r)->n_msgs > 0;
     }
     if (talks) {
       t->line_of[r] = t->n_lines;

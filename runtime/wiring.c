@@ -40,14 +40,14 @@ static MoeStatus collect_op(const MoeRank *me, MoeWiring *w, int32_t *n_recvs, i
 {
   const MoeOp *op = &me->group->ops[index];
   MOE_TRY(check_row(me->bundle, op));
-  MoeLane lane = moe_edge_lane((MoeEdge)op->edge);
+  MoeTraffic traffic = moe_edge_traffic((MoeEdge)op->edge);
   int32_t n = moe_op_peers(me, op, peers);
   for (int32_t k = 0; k < n; k++) {
     if (op->kind == MOE_OP_SEND) {
-      MoeLinkPlan *link = &w->links[moe_link_index(w, lane, me->rank, peers[k])];
+      MoeLinkPlan *link = &w->links[moe_link_index(w, traffic, me->rank, peers[k])];
       MOE_TRY(append(&link->sends, &link->n_msgs, index, op));
     } else {
-      int32_t at = moe_link_index(w, lane, peers[k], me->rank);
+      int32_t at = moe_link_index(w, traffic, peers[k], me->rank);
       MOE_TRY(append(&w->links[at].recvs, &n_recvs[at], index, op));
     }
   }

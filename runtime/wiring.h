@@ -13,7 +13,7 @@ typedef struct MoeMsg {
   uint32_t uses; /* messages of a step in this slot on this link */
 } MoeMsg;
 
-/* One direction and lane between two ranks. Both lists describe the same messages, entry by entry. */
+/* One direction and class of traffic between two ranks. Both lists describe the same messages, entry by entry. */
 typedef struct MoeLinkPlan {
   int32_t n_msgs;
   MoeMsg *sends;
@@ -25,7 +25,7 @@ typedef struct MoeLinkPlan {
 
 typedef struct MoeWiring {
   int32_t n_ranks;
-  MoeLinkPlan *links;   /* [MOE_LANE_COUNT][src][dst] */
+  MoeLinkPlan *links;   /* [MOE_TRAFFIC_COUNT][src][dst] */
   uint64_t shared_end;  /* of its slots between different ranks, in the shared region */
   uint64_t *self_bytes; /* [n_ranks] slots of a rank to itself */
   uint64_t *in_bytes;   /* [n_ranks] all slots a rank receives in */
@@ -38,17 +38,17 @@ void moe_wiring_free(MoeWiring *);
 
 static inline int32_t moe_n_links(const MoeWiring *w)
 {
-  return MOE_LANE_COUNT * w->n_ranks * w->n_ranks;
+  return MOE_TRAFFIC_COUNT * w->n_ranks * w->n_ranks;
 }
 
-static inline int32_t moe_link_index(const MoeWiring *w, MoeLane lane, int32_t src, int32_t dst)
+static inline int32_t moe_link_index(const MoeWiring *w, MoeTraffic traffic, int32_t src, int32_t dst)
 {
-  return ((int32_t)lane * w->n_ranks + src) * w->n_ranks + dst;
+  return ((int32_t)traffic * w->n_ranks + src) * w->n_ranks + dst;
 }
 
-static inline const MoeLinkPlan *moe_link_plan(const MoeWiring *w, MoeLane lane, int32_t src, int32_t dst)
+static inline const MoeLinkPlan *moe_link_plan(const MoeWiring *w, MoeTraffic traffic, int32_t src, int32_t dst)
 {
-  return &w->links[moe_link_index(w, lane, src, dst)];
+  return &w->links[moe_link_index(w, traffic, src, dst)];
 }
 
 static inline uint64_t moe_msg_generation(const MoeMsg *msg, uint64_t tick)

@@ -43,12 +43,12 @@ static void drop(MoePacer *p)
 
 /* When message `number` of the pair arrives, on a clock that jumps from one announced event to the next; -1: not within
    a second. */
-static int64_t arrival(MoePacer *p, MoeLane lane, int src, int dst, uint64_t number)
+static int64_t arrival(MoePacer *p, MoeTraffic traffic, int src, int dst, uint64_t number)
 {
   MoePaced m;
   for (int64_t t = 0; t < 1000 * (int64_t)MS;) {
     int64_t next = moe_pace_poll(p, src, t);
-    if (moe_pace_message(p, lane, src, dst, number, &m)) {
+    if (moe_pace_message(p, traffic, src, dst, number, &m)) {
       return m.arrival_ns;
     }
     t = next > t && next < INT64_MAX ? next : t + 1;
@@ -65,19 +65,21 @@ static void buckets_take_what_is_left(void **state)
 {
   (void)state;
   MoePacer *p = make(1e6);
-  assert_true(moe_pace_start(p, MOE_LANE_BUCKETS, 0, 1, 3000, 0, 0)); /* 1 ms of it, then it stands for 2 */
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 1000, 0, MS));   /* between the same ranks, and is not behind it */
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 2, 1, 500, 0, MS));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 2, 3, 1000, 0, MS)); /* 0.5 of out of 2 each, half of into 1 is left */
-  assert_true(moe_pace_start(p, MOE_LANE_BUCKETS, 3, 2, 500, 0, 0));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_BUCKETS, 0, 1, 3000, 0, 0)); /* 1 ms of it, then it stands for 2 */
+  assert_true(
+      moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 1000, 0, MS)); /* between the same ranks, and is not behind it */
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 2, 1, 500, 0, MS));
+  assert_true(
+      moe_pace_start(p, MOE_TRAFFIC_STEP, 2, 3, 1000, 0, MS)); /* 0.5 of out of 2 each, half of into 1 is left */
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_BUCKETS, 3, 2, 500, 0, 0));
   MoePaced m;
-  assert_true(about(arrival(p, MOE_LANE_BUCKETS, 3, 2, 0), 0.5));
+  assert_true(about(arrival(p, MOE_TRAFFIC_BUCKETS, 3, 2, 0), 0.5));
   assert_int_equal(moe_pace_poll(p, 0, 3 * MS / 2), 3 * MS);
-  assert_false(moe_pace_message(p, MOE_LANE_BUCKETS, 0, 1, 0, &m));
+  assert_false(moe_pace_message(p, MOE_TRAFFIC_BUCKETS, 0, 1, 0, &m));
   assert_true(m.arrival_ns == INT64_MAX); /* nothing of the port is left for it */
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 1, 0), 2.5));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 2, 1, 0), 2));
-  assert_true(about(arrival(p, MOE_LANE_BUCKETS, 0, 1, 0), 4.5));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 1, 0), 2.5));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 2, 1, 0), 2));
+  assert_true(about(arrival(p, MOE_TRAFFIC_BUCKETS, 0, 1, 0), 4.5));
   drop(p);
 }
 
@@ -85,8 +87,8 @@ static void one_flow(void **state)
 {
   (void)state;
   MoePacer *p = make(1e6);
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 5000, 0, 0));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 1, 0), 5));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 5000, 0, 0));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 1, 0), 5));
   drop(p);
 }
 
@@ -94,12 +96,12 @@ static void two_flows_share_a_port_and_full_duplex(void **state)
 {
   (void)state;
   MoePacer *p = make(1e6);
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 1000, 0, 0)); /* out of 0: half of the rate each */
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 2, 2000, 0, 0));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 1, 0, 1000, 0, 0)); /* the other direction is free */
-  assert_true(about(arrival(p, MOE_LANE_STEP, 1, 0, 0), 1));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 1, 0), 2)); /* 1000 bytes at half rate */
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 2, 0), 3)); /* then alone */
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 1000, 0, 0)); /* out of 0: half of the rate each */
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 2, 2000, 0, 0));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 1, 0, 1000, 0, 0)); /* the other direction is free */
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 1, 0, 0), 1));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 1, 0), 2)); /* 1000 bytes at half rate */
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 2, 0), 3)); /* then alone */
   drop(p);
 }
 
@@ -108,13 +110,13 @@ static void max_min(void **state)
   (void)state;
   MoePacer *p = make(1e6);
   /* Three flows into 3 get a third each; 0 -> 1 takes the two thirds that 0's out port has left. */
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 3, 1000, 0, 0));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 1, 3, 1000, 0, 0));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 2, 3, 1000, 0, 0));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 1000, 0, 0));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 1, 0), 1.5));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 3, 0), 3));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 2, 3, 0), 3));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 3, 1000, 0, 0));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 1, 3, 1000, 0, 0));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 2, 3, 1000, 0, 0));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 1000, 0, 0));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 1, 0), 1.5));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 3, 0), 3));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 2, 3, 0), 3));
   drop(p);
 }
 
@@ -134,12 +136,12 @@ static void ports_shared_by_ranks(void **state)
       moe_pace_route(p, i / RANKS, i % RANKS, NVLINK + 2 * a, NVLINK + 2 * b + 1);
     }
   }
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 2, 1000, MS, 0)); /* both through one NIC */
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 1, 3, 1000, 0, 0));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 1000, 0, 0)); /* within the node, on a port of its own */
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 1, 0), 0.25));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 1, 3, 0), 2));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 2, 0), 3)); /* and a latency of 1 ms */
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 2, 1000, MS, 0)); /* both through one NIC */
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 1, 3, 1000, 0, 0));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 1000, 0, 0)); /* within the node, on a port of its own */
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 1, 0), 0.25));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 1, 3, 0), 2));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 2, 0), 3)); /* and a latency of 1 ms */
   drop_pacer(p, PORTS);
 }
 
@@ -149,17 +151,17 @@ static void messages_of_a_pair_queue_without_gaps(void **state)
   MoePacer *p = make(1e6);
   MoePaced m;
   for (int i = 0; i < MOE_PACE_QUEUE; i++) {
-    assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 1000, MS / 4, 0));
+    assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 1000, MS / 4, 0));
   }
-  assert_false(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 1000, 0, 0));
+  assert_false(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 1000, 0, 0));
   int64_t next = moe_pace_poll(p, 0, 7 * MS + MS / 2); /* looked at once, late: the ends do not shift */
   assert_true(about(next, 8.25));
-  assert_false(moe_pace_message(p, MOE_LANE_STEP, 0, 1, 7, &m));
+  assert_false(moe_pace_message(p, MOE_TRAFFIC_STEP, 0, 1, 7, &m));
   assert_true(about(m.sent_ns, 8) && about(m.arrival_ns, 8.25));
-  assert_true(moe_pace_message(p, MOE_LANE_STEP, 0, 1, 6, &m));
+  assert_true(moe_pace_message(p, MOE_TRAFFIC_STEP, 0, 1, 6, &m));
   assert_true(about(m.start_ns, 6) && about(m.sent_ns, 7) && about(m.arrival_ns, 7.25));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 1000, 0, 7 * MS + MS / 2));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 1, 8), 9));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 1000, 0, 7 * MS + MS / 2));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 1, 8), 9));
   drop(p);
 }
 
@@ -168,9 +170,9 @@ static void an_empty_message_passes_at_once(void **state)
   (void)state;
   MoePacer *p = make(1e6);
   MoePaced m;
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 0, 0, 100));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 0, 0, 100));
   assert_true(moe_pace_poll(p, 0, 100) == INT64_MAX);
-  assert_true(moe_pace_message(p, MOE_LANE_STEP, 0, 1, 0, &m) && m.arrival_ns == 100);
+  assert_true(moe_pace_message(p, MOE_TRAFFIC_STEP, 0, 1, 0, &m) && m.arrival_ns == 100);
   drop(p);
 }
 
@@ -180,15 +182,15 @@ static void late_reports_are_credited(void **state)
   (void)state;
   MoePacer *p = make(1e6);
   MoePaced m;
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 1000, 0, 0));
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 1, 0), 1));            /* the clock stands at 1 ms */
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 0, 1, 3000, 0, MS / 2)); /* queued behind it since 0.5 ms */
-  assert_true(about(arrival(p, MOE_LANE_STEP, 0, 1, 1), 4));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 2, 3, 2000, 0, 3 * MS)); /* 1 of its 2 ms has passed */
-  assert_true(about(arrival(p, MOE_LANE_STEP, 2, 3, 0), 5));
-  assert_true(moe_pace_start(p, MOE_LANE_STEP, 2, 1, 500, 0, 4 * MS)); /* all of it */
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 1000, 0, 0));
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 1, 0), 1));            /* the clock stands at 1 ms */
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 0, 1, 3000, 0, MS / 2)); /* queued behind it since 0.5 ms */
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 0, 1, 1), 4));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 2, 3, 2000, 0, 3 * MS)); /* 1 of its 2 ms has passed */
+  assert_true(about(arrival(p, MOE_TRAFFIC_STEP, 2, 3, 0), 5));
+  assert_true(moe_pace_start(p, MOE_TRAFFIC_STEP, 2, 1, 500, 0, 4 * MS)); /* all of it */
   assert_true(moe_pace_poll(p, 2, 5 * MS) == INT64_MAX);
-  assert_true(moe_pace_message(p, MOE_LANE_STEP, 2, 1, 0, &m) && about(m.arrival_ns, 4.5));
+  assert_true(moe_pace_message(p, MOE_TRAFFIC_STEP, 2, 1, 0, &m) && about(m.arrival_ns, 4.5));
   drop(p);
 }
 
@@ -198,17 +200,18 @@ static void late_reports_are_credited(void **state)
    step instead of by events. */
 
 typedef struct Flow {
-  MoeLane lane;
+  MoeTraffic traffic;
   int src, dst;
   double left, start, end;
 } Flow;
 
-static void fill_levels(const Flow *flows, int n, MoeLane lane, double now, double rate, double *used, double *speed)
+static void fill_levels(const Flow *flows, int n, MoeTraffic traffic, double now, double rate, double *used,
+                        double *speed)
 {
   const double step = rate / 240;
   bool open[64];
   for (int f = 0; f < n; f++) {
-    open[f] = flows[f].lane == lane && flows[f].left > 0 && flows[f].start <= now;
+    open[f] = flows[f].traffic == traffic && flows[f].left > 0 && flows[f].start <= now;
   }
   for (bool any = true; any;) {
     any = false;
@@ -238,8 +241,8 @@ static void solve(Flow *flows, int n, double rate)
   int left = n;
   for (double now = 0; left > 0; now += dt) {
     double speed[64] = {0}, used[2 * RANKS] = {0};
-    fill_levels(flows, n, MOE_LANE_STEP, now, rate, used, speed);
-    fill_levels(flows, n, MOE_LANE_BUCKETS, now, rate, used, speed);
+    fill_levels(flows, n, MOE_TRAFFIC_STEP, now, rate, used, speed);
+    fill_levels(flows, n, MOE_TRAFFIC_BUCKETS, now, rate, used, speed);
     for (int f = 0; f < n; f++) {
       if (flows[f].left > 0 && speed[f] > 0) {
         flows[f].left -= speed[f] * dt;
@@ -256,14 +259,14 @@ static void equals_another_solver(void **state)
   srand(7);
   for (int round = 0; round < 12; round++) {
     const double rate = 1e6;
-    Flow flows[MOE_LANE_COUNT * RANKS * RANKS];
+    Flow flows[MOE_TRAFFIC_COUNT * RANKS * RANKS];
     int n = 0;
     MoePacer *p = make(rate);
     for (int src = 0; src < RANKS; src++) {
       for (int dst = 0; dst < RANKS; dst++) {
-        for (MoeLane lane = 0; lane < MOE_LANE_COUNT; lane++) {
-          if (src != dst && rand() % 4 != 0 && (lane == MOE_LANE_STEP || round % 2)) {
-            flows[n++] = (Flow){lane, src, dst, 500 + rand() % 3000, 1e-6 * (rand() % 2000), 0};
+        for (MoeTraffic traffic = 0; traffic < MOE_TRAFFIC_COUNT; traffic++) {
+          if (src != dst && rand() % 4 != 0 && (traffic == MOE_TRAFFIC_STEP || round % 2)) {
+            flows[n++] = (Flow){traffic, src, dst, 500 + rand() % 3000, 1e-6 * (rand() % 2000), 0};
           }
         }
       }
@@ -278,7 +281,7 @@ static void equals_another_solver(void **state)
         (void)moe_pace_poll(p, rand() % RANKS, start); /* polls move nothing but events */
       }
       assert_true(
-          moe_pace_start(p, flows[first].lane, flows[first].src, flows[first].dst, flows[first].left, 0, start));
+          moe_pace_start(p, flows[first].traffic, flows[first].src, flows[first].dst, flows[first].left, 0, start));
       flows[first].end = -1;
       done++;
     }
@@ -286,7 +289,7 @@ static void equals_another_solver(void **state)
     (void)moe_pace_poll(p, 0, 1000 * (int64_t)MS);
     for (int f = 0; f < n; f++) {
       MoePaced m;
-      assert_true(moe_pace_message(p, flows[f].lane, flows[f].src, flows[f].dst, 0, &m));
+      assert_true(moe_pace_message(p, flows[f].traffic, flows[f].src, flows[f].dst, 0, &m));
       double error = fabs((double)m.arrival_ns * 1e-9 - flows[f].end) / flows[f].end;
       if (error > 0.01) {
         print_error("round %d, %d -> %d: %f ms, expected %f ms\n", round, flows[f].src, flows[f].dst,
@@ -308,11 +311,11 @@ static uint64_t send_for(MoePacer *p, int src, int dst, double bytes, int64_t ns
   uint64_t started = 0;
   for (int64_t now = begin; now - begin < ns; now = moe_now_ns()) {
     while (started < done + 2) {
-      (void)moe_pace_start(p, MOE_LANE_STEP, src, dst, bytes, 0, now);
+      (void)moe_pace_start(p, MOE_TRAFFIC_STEP, src, dst, bytes, 0, now);
       started++;
     }
     int64_t next = moe_pace_poll(p, src, now);
-    if (moe_pace_message(p, MOE_LANE_STEP, src, dst, done, &m)) {
+    if (moe_pace_message(p, MOE_TRAFFIC_STEP, src, dst, done, &m)) {
       done++;
     } else {
       moe_sleep_until(next);

@@ -16,8 +16,8 @@
 #include "lang/units.h"
 
 /* What the schedule's rows and the kernels' interface need, next to the templates. */
-static const char *const contract[] = {"buckets.def", "edges.def",    "moe_bundle.h", "moe_kernels.h", "moe_layout.h",
-                                       "moe_ops.h",   "moe_status.h", "ops.def",      "status.def"};
+static const char *const contract[] = {"buckets.def",  "edges.def", "moe_bundle.h", "moe_device.h", "moe_kernels.h",
+                                       "moe_layout.h", "moe_ops.h", "moe_status.h", "ops.def",      "status.def"};
 
 /* ---- one header of sizes ---- */
 

@@ -128,6 +128,6 @@ MoeStatus moe_checkpoint_none(const char *path, bool *none_p);
 MoeCkShape moe_checkpoint_shape(const MoeCheckpoint *, const MoeBundle *shape);
 
 /* Sets a rank's weights and optimizer state from it. */
-void moe_checkpoint_load(const MoeCheckpoint *, MoeExec *);
+MoeStatus moe_checkpoint_load(const MoeCheckpoint *, MoeExec *);
 
 #endif

@@ -237,25 +237,50 @@ static void read_state(const MoeCheckpoint *c, const MoeBundle *b, int32_t param
   }
 }
 
-static void load_held(const MoeCheckpoint *c, const MoeExec *x, MoeHeld *h)
+static MoeStatus load_state(const MoeCheckpoint *c, const MoeExec *x, const MoeHeld *h, int state)
 {
   const MoeBundle *b = x->bundle;
+  float *own = (float *)(uintptr_t)moe_ck_state(h, state);
+  float *values = x->device->apart ? malloc((size_t)h->n * sizeof *values + 1) : own;
+  if (values == NULL) {
+    moe_error("out of memory for a checkpoint's values");
+    return MOE_ENOMEM;
+  }
   for (int32_t i = h->bucket->first_param; i < h->bucket->first_param + h->bucket->n_params; i++) {
     const MoeParam *p = &b->params[i];
     MoeSlice slice = moe_held_slice(h, p);
-    read_state(c, b, i, 0, 0, moe_param_elems(p), h->w + p->offset);
-    for (int k = 0; k < MOE_CK_STATE_COUNT && slice.from < slice.to; k++) {
-      float *own = (float *)(uintptr_t)moe_ck_state(h, k);
-      read_state(c, b, i, k, slice.from - p->offset, slice.to - p->offset, own + (slice.from - h->begin));
+    if (slice.from < slice.to) {
+      read_state(c, b, i, state, slice.from - p->offset, slice.to - p->offset, values + (slice.from - h->begin));
     }
   }
-  moe_exec_round_weights(x, h);
+  MoeStatus status = MOE_OK;
+  if (values != own) {
+    status = moe_device_move(x->device, own, values, (size_t)h->n * sizeof *values);
+    free(values);
+  }
+  return status;
 }
 
-void moe_checkpoint_load(const MoeCheckpoint *c, MoeExec *x)
+static MoeStatus load_held(const MoeCheckpoint *c, const MoeExec *x, MoeHeld *h)
+{
+  const MoeBundle *b = x->bundle;
+  float *w = moe_exec_new_weights(x, h);
+  if (w == NULL) {
+    return MOE_ENOMEM;
+  }
+  for (int32_t i = h->bucket->first_param; i < h->bucket->first_param + h->bucket->n_params; i++) {
+    read_state(c, b, i, 0, 0, moe_param_elems(&b->params[i]), w + b->params[i].offset);
+  }
+  for (int k = 0; k < MOE_CK_STATE_COUNT && h->n > 0; k++) {
+    MOE_TRY(load_state(c, x, h, k));
+  }
+  return moe_exec_set_weights(x, h, w);
+}
+
+MoeStatus moe_checkpoint_load(const MoeCheckpoint *c, MoeExec *x)
 {
   for (int32_t i = 0; i < x->mem.n_held; i++) {
-    load_held(c, x, &x->mem.held[i]);
-    atomic_fetch_add_explicit(&x->shared->states[x->me.rank].beats, 1, memory_order_relaxed);
+    MOE_TRY(load_held(c, x, &x->mem.held[i]));
   }
+  return MOE_OK;
 }

@@ -367,10 +367,11 @@ MoeStatus moe_saver_begin(MoeSaver *s, const MoeExec *x, const MoeMoment *moment
   for (int32_t i = 0; i < x->mem.n_held; i++) {
     const MoeHeld *h = &x->mem.held[i];
     for (int k = 0; k < MOE_CK_STATE_COUNT && h->n > 0; k++) {
-      memcpy(to, moe_ck_state(h, k), (size_t)h->n * sizeof *to);
+      MOE_TRY(x->device->copy(MOE_LANE_COMPUTE, to, moe_ck_state(h, k), (size_t)h->n * sizeof *to));
       to += h->n;
     }
   }
+  MOE_TRY(x->device->wait(MOE_LANE_COMPUTE));
   s->moment = *moment;
   memcpy(s->shapes, moment->shapes, (size_t)moment->n_shapes * sizeof *s->shapes);
   s->begin_ns = moe_now_ns();

@@ -2,6 +2,7 @@
 #include "runtime/exec.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -132,16 +133,22 @@ static MoeStatus wait_for(MoeExec *x, int32_t op)
   }
 }
 
-static MoeStatus run_kernel(MoeExec *x, int32_t op)
+MoeStatus moe_exec_wait(const MoeExec *x, MoeLane lane, MoeStatus so_far)
 {
-  if (x->kernels->run[x->ops[op].kind] == NULL) {
-    return moe_tail_run(x, op);
-  }
-  MoeStatus status = x->kernels->run[x->ops[op].kind](&x->info[op].call);
+  MoeStatus status = x->device->wait(lane);
+  status = so_far != MOE_OK ? so_far : status;
   if (status != MOE_OK) {
     moe_error("%s", moe_status_text(status)); /* kept only if the kernel itself has said nothing */
   }
   return status;
+}
+
+static MoeStatus run_kernel(MoeExec *x, int32_t op)
+{
+  if (x->kernels->run[x->ops[op].kind] == NULL) {
+    return moe_exec_wait(x, MOE_LANE_COMPUTE, moe_tail_run(x, op));
+  }
+  return moe_exec_wait(x, MOE_LANE_COMPUTE, x->kernels->run[x->ops[op].kind](&x->info[op].call));
 }
 
 /* Runs an op that takes a given time: the modelled one, or so many times its own CPU time that ranks which share cores
@@ -219,9 +226,12 @@ MoeStatus moe_exec_step(MoeExec *x, const MoeStep *step)
   x->at_ns = x->step.begin_ns;
   x->late_ns = 0;
   for (int32_t i = 0; i < x->mem.n_held; i++) {
-    memset(x->mem.held[i].g, 0, (size_t)x->mem.held[i].bucket->elems * sizeof(float));
+    size_t bytes = (size_t)x->mem.held[i].bucket->elems * sizeof(float);
+    MOE_TRY(x->device->fill(MOE_LANE_COMPUTE, x->mem.held[i].g, 0, bytes));
   }
-  memset(x->scalars, 0, sizeof x->scalars);
+  for (int lane = 0; lane < MOE_LANE_COUNT; lane++) {
+    memset(x->mem.scalars[lane], 0, MOE_SC_COUNT * sizeof *x->mem.scalars[lane]);
+  }
   memset(x->totals, 0, sizeof x->totals);
   for (int32_t i = 0; i < x->n_ops; i++) {
     set_call(x, i);
@@ -285,6 +295,7 @@ MoeStatus moe_exec_open(MoeExec *x, const MoeExecIn *in, const MoeBundle *bundle
                  .shared = in->shared,
                  .options = *in->options,
                  .me = moe_rank_of(bundle, in->rank),
+                 .device = mem->device,
                  .mem = *mem,
                  .pace_sent = in->pace_sent,
                  .delay_state = {moe_mix(seed), moe_mix(seed + 1)},
@@ -331,34 +342,65 @@ void moe_exec_stop(MoeExec *x)
   }
 }
 
-void moe_exec_round_weights(const MoeExec *x, MoeHeld *h)
+float *moe_exec_new_weights(const MoeExec *x, MoeHeld *h)
 {
-  for (int32_t p = 0; p < h->bucket->n_params; p++) {
-    const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
-    float *w = h->w + param->offset;
-    if (!param->counts) {
-      x->kernels->to_weights(w, w, (size_t)moe_param_elems(param));
-    }
+  float *values = x->device->apart ? malloc((size_t)h->bucket->elems * sizeof *values + 1) : h->g;
+  if (values == NULL) {
+    moe_error("out of memory for weights on their way to the device");
   }
+  return values;
 }
 
-void moe_exec_init_weights(MoeExec *x, uint64_t seed, const MoeHfLoad *load)
+static MoeStatus set_weights(const MoeExec *x, MoeHeld *h, const float *values)
+{
+  if (values != h->g) {
+    MOE_TRY(moe_device_move(x->device, h->g, values, (size_t)h->bucket->elems * sizeof *values));
+  }
+  for (int32_t p = 0; p < h->bucket->n_params; p++) {
+    const MoeParam *param = &x->bundle->params[h->bucket->first_param + p];
+    void *w = moe_weights_at(&x->mem, h, param->offset);
+    size_t n = (size_t)moe_param_elems(param);
+    if (param->counts) {
+      MOE_TRY(x->device->copy(MOE_LANE_COMPUTE, w, h->g + param->offset, n * sizeof *values));
+    } else {
+      x->kernels->to_weights(w, h->g + param->offset, n);
+    }
+  }
+  return x->device->wait(MOE_LANE_COMPUTE);
+}
+
+MoeStatus moe_exec_set_weights(const MoeExec *x, MoeHeld *h, float *values)
+{
+  MoeStatus status = set_weights(x, h, values);
+  if (values != h->g) {
+    free(values);
+  }
+  atomic_fetch_add_explicit(&x->shared->states[x->me.rank].beats, 1, memory_order_relaxed);
+  return status;
+}
+
+MoeStatus moe_exec_init_weights(MoeExec *x, uint64_t seed, const MoeHfLoad *load)
 {
   for (int32_t i = 0; i < x->mem.n_held; i++) {
     MoeHeld *h = &x->mem.held[i];
+    size_t bytes = (size_t)h->n * sizeof(float);
+    float *values = moe_exec_new_weights(x, h);
+    if (values == NULL) {
+      return MOE_ENOMEM;
+    }
     if (load != NULL) {
-      moe_hf_read(load, x->bundle, h->bucket, h->w);
+      moe_hf_read(load, x->bundle, h->bucket, values);
     } else {
-      moe_init_bucket(x->bundle, h->bucket, seed, h->w, 0, h->bucket->elems);
+      moe_init_bucket(x->bundle, h->bucket, seed, values, 0, h->bucket->elems);
     }
+    MOE_TRY(moe_exec_set_weights(x, h, values));
     if (h->n > 0) { /* a small bucket of many holders has none for some */
-      memcpy(h->master, h->w + h->begin, (size_t)h->n * sizeof(float));
-      memset(h->m, 0, (size_t)h->n * sizeof(float));
-      memset(h->v, 0, (size_t)h->n * sizeof(float));
+      MOE_TRY(x->device->copy(MOE_LANE_COMPUTE, h->master, h->g + h->begin, bytes));
+      MOE_TRY(x->device->fill(MOE_LANE_COMPUTE, h->m, 0, bytes));
+      MOE_TRY(x->device->fill(MOE_LANE_COMPUTE, h->v, 0, bytes));
     }
-    moe_exec_round_weights(x, h);
-    atomic_fetch_add_explicit(&x->shared->states[x->me.rank].beats, 1, memory_order_relaxed);
   }
+  return x->device->wait(MOE_LANE_COMPUTE);
 }
 
 int32_t moe_exec_batch(MoeExec *x, int32_t mb, int64_t *first_p, int32_t **tokens_p, int32_t **labels_p)

@@ -81,6 +81,7 @@ typedef struct MoeExec {
   MoeShared *shared;
   MoeExecOptions options;
   MoeRank me;
+  const MoeDevice *device;
   MoeMem mem; /* what it points at is not the executor's */
   uint64_t *pace_sent;
   const MoeOp *ops;
@@ -103,8 +104,7 @@ typedef struct MoeExec {
   MoeStep step;
   uint64_t tick;   /* runs before the present one, evaluations included; message generations and stamps count it */
   uint64_t n_runs; /* runs so far */
-  double scalars[2][MOE_SC_COUNT]; /* of the two threads, this step */
-  double totals[MOE_SC_COUNT];     /* over all ranks, once they are known */
+  double totals[MOE_SC_COUNT]; /* over all ranks, once they are known */
   uint64_t delay_state[2];
 
   pthread_t thread;
@@ -141,10 +141,13 @@ MoeStatus moe_exec_open(MoeExec *, const MoeExecIn *, const MoeBundle *, const M
 void moe_exec_close(MoeExec *);
 
 /* load: files to read from; NULL: random weights of that seed. */
-void moe_exec_init_weights(MoeExec *, uint64_t seed, const MoeHfLoad *load);
+MoeStatus moe_exec_init_weights(MoeExec *, uint64_t seed, const MoeHfLoad *load);
 
-/* A bucket's weights, which are fp32, to the storage type; selection biases stay fp32. */
-void moe_exec_round_weights(const MoeExec *, MoeHeld *);
+/* Where the host may lay out a bucket's weights as floats, [elems]; NULL: no memory. moe_exec_set_weights() rounds them
+   to the storage type, but for selection biases, and makes them the bucket's; it takes the floats back. Until the next
+   step they are also in the bucket's gradients. */
+float *moe_exec_new_weights(const MoeExec *, MoeHeld *);
+MoeStatus moe_exec_set_weights(const MoeExec *, MoeHeld *, float *);
 
 /* The progress thread; steps run between the two. Of a rank's executors one at a time may be started. */
 MoeStatus moe_exec_start(MoeExec *);
@@ -168,12 +171,14 @@ void moe_exec_unbuild(MoeExec *);
 bool moe_exec_ready(const MoeExec *, int32_t op);
 int64_t moe_exec_ready_ns(const MoeExec *, int32_t op); /* when the last op that it waits for ended, if it is ready */
 void moe_exec_finish(MoeExec *, int32_t op, bool on_comm, int64_t start_ns);
+/* Until the lane has done its work, which is `so_far` on its way; logs the error. */
+MoeStatus moe_exec_wait(const MoeExec *, MoeLane, MoeStatus so_far);
 void moe_exec_delay(MoeExec *, bool on_comm);
 void moe_exec_release(MoeExec *, int32_t recv_op, int64_t free_ns);
 void moe_comm_begin(MoeExec *);
 MoeStatus moe_comm_pass(MoeExec *, bool *moved_p);
 bool moe_comm_in_flight(const MoeExec *);
-size_t moe_tail_pack(MoeExec *, int32_t index, int32_t peer_rank, uint8_t *slot);
+MoeStatus moe_tail_pack(MoeExec *, int32_t index, int32_t peer_rank, uint8_t *slot);
 void moe_tail_arrived(MoeExec *, int32_t op, const uint8_t *message);
 MoeStatus moe_tail_run(MoeExec *, int32_t index);
 

@@ -228,6 +228,7 @@ static MoeStatus fill_memory(MoeExec *x, int32_t i, int32_t side, MoeCall *call)
   if (op->saved >= 0) {
     call->saved = att ? m->att_saved + (size_t)op->saved * m->att_saved_bytes
                       : m->ffn_saved + (size_t)op->saved * m->ffn_saved_bytes;
+    call->note = (att ? m->att_notes : m->ffn_notes) + (size_t)op->saved * MOE_NOTE_BYTES;
   }
   if (op->work >= 0) {
     call->work =
@@ -262,7 +263,7 @@ static MoeStatus fill_memory(MoeExec *x, int32_t i, int32_t side, MoeCall *call)
       return bad_op(op, "this rank does not hold the output table");
     }
     int64_t at = x->bundle->params[own->bucket->first_param + 1].offset;
-    call->table = own->w + at;
+    call->table = moe_weights_at(m, own, at);
     call->g_table = own->g + at;
   }
   return MOE_OK;
@@ -314,6 +315,7 @@ static MoeStatus fill_call(MoeExec *x, int32_t i)
   const MoeOp *op = &x->ops[i];
   MoeCall *call = &x->info[i].call;
   int32_t side = side_of(op);
+  MoeLane lane = x->info[i].compute ? MOE_LANE_COMPUTE : MOE_LANE_COMM;
   *call = (MoeCall){.layer = op->layer,
                     .mb = op->mb,
                     .kind = op->kind,
@@ -322,8 +324,9 @@ static MoeStatus fill_call(MoeExec *x, int32_t i)
                     .me = x->me.index,
                     .chunk = op->chunk,
                     .n_chunks = b->chunks,
-                    .scratch = x->mem.scratch[x->info[i].compute ? 0 : 1],
-                    .scalars = x->scalars[x->info[i].compute ? 0 : 1],
+                    .lane = lane,
+                    .scratch = x->mem.scratch[lane],
+                    .scalars = x->mem.scalars[lane],
                     .inv_seqs = 1.0 / b->global_batch,
                     .route_only = b->n_route_only > 0 ? b->route_only : NULL,
                     .n_route_only = b->n_route_only};

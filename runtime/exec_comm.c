@@ -63,7 +63,8 @@ static MoeStatus pack(MoeExec *x, const MoeEnd *end, const MoeMsg *msg, size_t *
   const MoeOp *op = &x->ops[msg->op];
   const MoeLink *link = &end->link;
   uint8_t *slot = link->transport->slot(link, msg->slot);
-  size_t bytes;
+  size_t bytes = 0;
+  MoeStatus status = MOE_OK;
   set_busy(x, (uint32_t)msg->op + 1);
   moe_exec_delay(x, true);
   if (!info->begun) {
@@ -74,8 +75,10 @@ static MoeStatus pack(MoeExec *x, const MoeEnd *end, const MoeMsg *msg, size_t *
     info->call.peer = end->peer_index;
     bytes = x->kernels->pack[op->edge](&info->call, slot);
   } else {
-    bytes = moe_tail_pack(x, msg->op, end->other, slot);
+    status = moe_tail_pack(x, msg->op, end->other, slot);
   }
+  MOE_TRY(moe_exec_wait(x, MOE_LANE_COMM, status));
+  bytes = bytes > 0 ? bytes : ((const MoeMsgHead *)(const void *)slot)->bytes;
   if (bytes < sizeof(MoeMsgHead) || bytes > link->capacity[msg->slot]) {
     moe_error("a message of %zu bytes to rank %d does not fit its slot of %zu", bytes, end->other,
               link->capacity[msg->slot]);
@@ -269,11 +272,7 @@ static MoeStatus start_local(MoeExec *x, int32_t op)
   set_busy(x, (uint32_t)op + 1);
   moe_exec_delay(x, true);
   info->start_ns = x->step.trace || x->timed ? moe_now_ns() : 0;
-  MoeStatus status = x->kernels->run[x->ops[op].kind](&info->call);
-  if (status != MOE_OK) {
-    moe_error("%s", moe_status_text(status));
-    return status;
-  }
+  MOE_TRY(moe_exec_wait(x, MOE_LANE_COMM, x->kernels->run[x->ops[op].kind](&info->call)));
   set_busy(x, 0);
   info->running = true;
   if (x->bundle->emu != NULL) {

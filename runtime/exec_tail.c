@@ -8,16 +8,23 @@
 /* Where the payload of the runtime's own messages begins. */
 enum { PAYLOAD = 64 };
 
-static size_t write_message(MoeExec *x, const MoeOp *op, uint8_t *slot, const void *payload, size_t bytes)
+/* `payload` may lie in either memory; it stays as it is until the lane has been waited for. */
+static MoeStatus write_message(MoeExec *x, const MoeOp *op, uint8_t *slot, const void *payload, size_t bytes)
 {
   MoeMsgHead head = {.stamp = moe_stamp((uint32_t)x->tick, 0, (uint32_t)op->layer, (uint32_t)op->mb, op->edge),
                      .bytes = (uint32_t)(PAYLOAD + bytes)};
   memcpy(slot, &head, sizeof head);
-  memcpy(slot + PAYLOAD, payload, bytes);
-  return PAYLOAD + bytes;
+  return x->device->copy(MOE_LANE_COMM, slot + PAYLOAD, payload, bytes);
 }
 
-size_t moe_tail_pack(MoeExec *x, int32_t index, int32_t peer_rank, uint8_t *slot)
+static void own_scalars(const MoeExec *x, double *sums)
+{
+  for (int i = 0; i < MOE_SC_COUNT; i++) {
+    sums[i] = x->mem.scalars[MOE_LANE_COMPUTE][i] + x->mem.scalars[MOE_LANE_COMM][i];
+  }
+}
+
+MoeStatus moe_tail_pack(MoeExec *x, int32_t index, int32_t peer_rank, uint8_t *slot)
 {
   const MoeOp *op = &x->ops[index];
   if (op->edge == MOE_EDGE_SCALARS_DOWN) {
@@ -25,14 +32,13 @@ size_t moe_tail_pack(MoeExec *x, int32_t index, int32_t peer_rank, uint8_t *slot
   }
   if (op->edge == MOE_EDGE_SCALARS_UP) {
     double sums[MOE_SC_COUNT];
-    for (int i = 0; i < MOE_SC_COUNT; i++) {
-      sums[i] = x->scalars[0][i] + x->scalars[1][i];
-    }
-    return write_message(x, op, slot, sums, sizeof sums);
+    own_scalars(x, sums);
+    MOE_TRY(write_message(x, op, slot, sums, sizeof sums));
+    return x->device->wait(MOE_LANE_COMM);
   }
   const MoeHeld *h = moe_mem_held(&x->mem, op->bucket, op->layer);
   if (op->edge == MOE_EDGE_SHARE) {
-    return write_message(x, op, slot, h->w + h->begin, (size_t)h->n * sizeof(float));
+    return write_message(x, op, slot, moe_weights_at(&x->mem, h, h->begin), (size_t)h->n * x->mem.weight_bytes);
   }
   int32_t k = moe_holder_index(x->bundle, h->bucket, peer_rank);
   int64_t begin = moe_part_begin(h->bucket->elems, h->bucket->n_holders, k);
@@ -69,7 +75,7 @@ static double slice_sumsq(const MoeExec *x, const MoeHeld *h)
 
 /* Adds the holders' gradients of this rank's slice in holder order, with the own one in its place. in[] is in that
    order and lacks the own one. */
-static void grad_reduce(MoeExec *x, const MoeCall *call, MoeHeld *h)
+static MoeStatus grad_reduce(MoeExec *x, const MoeCall *call, MoeHeld *h)
 {
   float *mine = h->g + h->begin;
   for (int64_t at = 0; at < h->n && call->n_in > 0; at += MOE_SUM_CHUNK) {
@@ -78,23 +84,22 @@ static void grad_reduce(MoeExec *x, const MoeCall *call, MoeHeld *h)
     for (int32_t k = 0; k < h->bucket->n_holders; k++) {
       const float *part = k == h->holder ? mine + at : floats_of(&call->in[next++]) + at;
       if (k == 0) {
-        memcpy(x->mem.sums, part, n * sizeof(float));
+        MOE_TRY(x->device->copy(MOE_LANE_COMPUTE, x->mem.sums, part, n * sizeof(float)));
       } else {
         x->kernels->add(x->mem.sums, part, n);
       }
     }
-    memcpy(mine + at, x->mem.sums, n * sizeof(float));
+    MOE_TRY(x->device->copy(MOE_LANE_COMPUTE, mine + at, x->mem.sums, n * sizeof(float)));
   }
-  x->scalars[0][MOE_SC_SUMSQ] += slice_sumsq(x, h);
+  x->mem.scalars[MOE_LANE_COMPUTE][MOE_SC_SUMSQ] += slice_sumsq(x, h);
+  return MOE_OK;
 }
 
 /* Adds up all ranks in rank order; this is rank 0, so its own come first. */
 static void sum_scalars(MoeExec *x, const MoeCall *call)
 {
   double sums[MOE_SC_COUNT];
-  for (int i = 0; i < MOE_SC_COUNT; i++) {
-    sums[i] = x->scalars[0][i] + x->scalars[1][i];
-  }
+  own_scalars(x, sums);
   for (int32_t r = 0; r < call->n_in; r++) {
     double theirs[MOE_SC_COUNT];
     memcpy(theirs, call->in[r].data + PAYLOAD, sizeof theirs);
@@ -106,7 +111,8 @@ static void sum_scalars(MoeExec *x, const MoeCall *call)
 }
 
 /* A selection bias: up by the rate where its expert had fewer of the step's choices than the mean, down where more. It
-   is kept in fp32 whatever the rest is: such steps are smaller than bf16 can tell. */
+   is kept in fp32 whatever the rest is: such steps are smaller than bf16 can tell. Only kernels of the host have such.
+ */
 static void move_bias(const MoeExec *x, MoeHeld *h, MoeSlice slice)
 {
   const MoeBundle *b = x->bundle;
@@ -115,7 +121,7 @@ static void move_bias(const MoeExec *x, MoeHeld *h, MoeSlice slice)
     double above = (double)h->g[i] * b->experts - choices;
     float *master = &h->master[i - h->begin];
     *master += (float)(above < 0 ? b->bias_rate : above > 0 ? -b->bias_rate : 0);
-    h->w[i] = *master;
+    ((float *)h->w)[i] = *master;
   }
 }
 
@@ -133,23 +139,24 @@ static void optimize(MoeExec *x, MoeHeld *h)
     if (slice.from < slice.to && param->counts) {
       move_bias(x, h, slice);
     } else if (slice.from < slice.to) {
-      x->kernels->adamw(&adam, h->w + slice.from, h->master + at, h->m + at, h->v + at, h->g + slice.from,
-                        (size_t)(slice.to - slice.from), param->decay != 0);
+      x->kernels->adamw(&adam, moe_weights_at(&x->mem, h, slice.from), h->master + at, h->m + at, h->v + at,
+                        h->g + slice.from, (size_t)(slice.to - slice.from), param->decay != 0);
     }
   }
 }
 
-static void weights_in(const MoeExec *x, const MoeCall *call, MoeHeld *h)
+static MoeStatus weights_in(const MoeExec *x, const MoeCall *call, MoeHeld *h)
 {
-  (void)x;
   int32_t next = 0;
   for (int32_t k = 0; k < h->bucket->n_holders && next < call->n_in; k++) {
     if (k != h->holder) {
-      int64_t begin = moe_part_begin(h->bucket->elems, h->bucket->n_holders, k);
+      void *w = moe_weights_at(&x->mem, h, moe_part_begin(h->bucket->elems, h->bucket->n_holders, k));
       int64_t n = moe_part_size(h->bucket->elems, h->bucket->n_holders, k);
-      memcpy(h->w + begin, floats_of(&call->in[next++]), (size_t)n * sizeof(float));
+      const uint8_t *from = call->in[next++].data + PAYLOAD;
+      MOE_TRY(x->device->copy(MOE_LANE_COMPUTE, w, from, (size_t)n * x->mem.weight_bytes));
     }
   }
+  return MOE_OK;
 }
 
 MoeStatus moe_tail_run(MoeExec *x, int32_t index)
@@ -163,14 +170,12 @@ MoeStatus moe_tail_run(MoeExec *x, int32_t index)
   MoeHeld *h = moe_mem_held(&x->mem, op->bucket, op->layer);
   switch ((MoeOpKind)op->kind) {
   case MOE_OP_GRAD_REDUCE:
-    grad_reduce(x, call, h);
-    return MOE_OK;
+    return grad_reduce(x, call, h);
   case MOE_OP_OPTIMIZER:
     optimize(x, h);
     return MOE_OK;
   case MOE_OP_WEIGHTS_IN:
-    weights_in(x, call, h);
-    return MOE_OK;
+    return weights_in(x, call, h);
   default:
     moe_error("this runtime cannot execute %s", moe_op_name(op->kind));
     return MOE_EINVAL;

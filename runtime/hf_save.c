@@ -258,8 +258,8 @@ static void fill(const MoeHfTarget *t, const MoeParam *p, const float *values, M
 }
 
 /* All parameters of the bucket that share the unit of parameter `first`, so many rows of it at a time. */
-static MoeStatus write_unit(const MoeHfSave *s, const MoeBundle *b, const MoeHeld *h, int32_t first, int64_t rows,
-                            uint8_t *chunk)
+static MoeStatus write_unit(const MoeHfSave *s, const MoeBundle *b, const MoeHeld *h, const float *weights,
+                            int32_t first, int64_t rows, uint8_t *chunk)
 {
   const MoeHfTarget *unit = &s->targets[first];
   MoeStDtype dtype = s->tensors[unit->tensor].dtype;
@@ -270,7 +270,7 @@ static MoeStatus write_unit(const MoeHfSave *s, const MoeBundle *b, const MoeHel
     for (int32_t i = first; i < end; i++) {
       const MoeHfTarget *t = &s->targets[i];
       if (t->tensor == unit->tensor && t->unit_begin == unit->unit_begin) {
-        fill(t, &b->params[i], h->w + b->params[i].offset, dtype, r, stop, chunk);
+        fill(t, &b->params[i], weights + b->params[i].offset, dtype, r, stop, chunk);
       }
     }
     uint64_t at = (uint64_t)(unit->unit_begin * (row_bytes / unit->unit_cols) + r * row_bytes);
@@ -291,7 +291,7 @@ static bool seen(const MoeHfSave *s, int32_t begin, int32_t i)
   return false;
 }
 
-MoeStatus moe_hf_save_bucket(const MoeHfSave *s, const MoeBundle *b, const MoeHeld *h)
+MoeStatus moe_hf_save_bucket(const MoeHfSave *s, const MoeBundle *b, const MoeHeld *h, const float *weights)
 {
   int64_t longest = 1;
   int32_t begin = h->bucket->first_param;
@@ -308,7 +308,7 @@ MoeStatus moe_hf_save_bucket(const MoeHfSave *s, const MoeBundle *b, const MoeHe
   int32_t units = 0;
   for (int32_t i = begin; i < end && status == MOE_OK; i++) {
     if (!seen(s, begin, i) && units++ % h->bucket->n_holders == h->holder) {
-      status = write_unit(s, b, h, i, rows, chunk);
+      status = write_unit(s, b, h, weights, i, rows, chunk);
     }
   }
   free(chunk);

@@ -40,7 +40,7 @@ MoeStatus moe_hf_save_begin(MoeHfSave *, const MoeBundle *, const char *path, in
 
 /* Writes this rank's share of one bucket. Of the holders of a bucket, which all hold it whole, each writes every n-th
  * part. */
-MoeStatus moe_hf_save_bucket(const MoeHfSave *, const MoeBundle *, const MoeHeld *);
+MoeStatus moe_hf_save_bucket(const MoeHfSave *, const MoeBundle *, const MoeHeld *, const float *weights);
 
 MoeStatus moe_hf_save_commit(MoeHfSave *, const MoeBundle *);
 void moe_hf_save_abandon(MoeHfSave *); /* frees; removes what is not committed */

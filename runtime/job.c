@@ -24,6 +24,8 @@
 #include "runtime/tensors.h"
 #include "runtime/trace.h"
 
+enum { NO_DEVICE = 4 }; /* exit code */
+
 /* group_of: [ways][n]. Whether the group holds layer l in some direction. */
 static bool holds(const MoeBundle *b, const int16_t *group_of, int32_t n, int32_t l, int32_t group)
 {
@@ -478,6 +480,9 @@ static int launch_all(MoeRun *run, MoeFile *trace, MoeFile *batch)
 
 static int run_job(MoeRun *run)
 {
+  if (!moe_device_here(moe_device_of(run->kernels))) {
+    return NO_DEVICE;
+  }
   MoeHfLoad init = {0};
   MoeTeam team = {0};
   MoeFile trace = MOE_NO_FILE;

@@ -4,7 +4,8 @@
 
 #include "runtime/moe_bundle.h"
 
-/* The whole program. Returns the exit code: 0, 1 after a failure, 2 for a wrong command line, 128 + n after signal n.
+/* The whole program. Returns the exit code: 0, 1 after a failure, 2 for a wrong command line, 4 where the machine
+   has no device that the kernels run on, 128 + n after signal n.
  */
 int moe_train(const MoeBundle *, const MoeKernels *, int argc, char **argv);
 

@@ -1,7 +1,9 @@
-/* Memory of a rank: sized and carved from one mapping at start, never allocated again. */
+/* Memory of a rank: sized and carved from one piece of the device's and one of the host's at start, never allocated
+   again. */
 #ifndef MOE_MEM_H
 #define MOE_MEM_H
 
+#include "runtime/device.h"
 #include "runtime/topo.h"
 #include "runtime/wiring.h"
 
@@ -11,7 +13,7 @@ typedef struct MoeHeld {
   int32_t holder; /* index among the holders */
   int64_t begin;
   int64_t n;
-  float *w;      /* [elems] */
+  void *w;       /* [elems] of weight_bytes each: moe_weights_at() */
   float *g;      /* [elems] */
   float *master; /* [n] */
   float *m;
@@ -21,16 +23,22 @@ typedef struct MoeHeld {
 enum { MOE_SUM_CHUNK = 4096 }; /* floats that gradient reduction sums at a time */
 
 typedef struct MoeMem {
-  uint8_t *base;
+  const MoeDevice *device;
+  size_t weight_bytes;
+  uint8_t *base; /* of the device */
   uint64_t bytes;
+  uint8_t *host; /* of the host, for kernels to reach: batch, notes, scalars, messages to oneself */
+  uint64_t host_bytes;
   MoeHeld *held; /* the buckets of this rank, in the bundle's order */
   int32_t n_held;
   size_t att_saved_bytes, att_work_bytes, ffn_saved_bytes, ffn_work_bytes; /* of one slot */
   size_t scratch_bytes[2];
   uint8_t *att_saved, *att_work, *ffn_saved, *ffn_work;
-  uint8_t *scratch[2]; /* compute thread; progress thread, NULL if it needs none */
-  float *sums;         /* [MOE_SUM_CHUNK] */
-  int32_t *tokens;     /* [micro_batches][att_seqs * seq]; NULL without attention */
+  uint8_t *att_notes, *ffn_notes; /* [saved slots][MOE_NOTE_BYTES] */
+  uint8_t *scratch[2];            /* compute thread; progress thread, NULL if it needs none */
+  double *scalars[2];             /* [MOE_SC_COUNT] of the two threads */
+  float *sums;                    /* [MOE_SUM_CHUNK] */
+  int32_t *tokens;                /* [micro_batches][att_seqs * seq]; NULL without attention */
   int32_t *labels;
   int32_t *sample; /* [seq + 1] */
   uint8_t *self_slabs;
@@ -48,6 +56,15 @@ MoeStatus moe_mem_size(MoeMem *mems, const MoeBundle *first, int32_t rank, const
 MoeStatus moe_mem_map(MoeMem *mems, const MoeBundle *first, int32_t rank, const MoeKernels *, const MoeWiring *,
                       bool poison);
 void moe_mem_unmap(MoeMem *mems);
+
+/* Element `at` of a bucket's weights. */
+void *moe_weights_at(const MoeMem *, const MoeHeld *, int64_t at);
+
+/* n values as floats for the host: in place, or a copy. moe_values_done() gives a copy back; NULL: no memory, or the
+   device failed, which has been logged. moe_values_of_weights() of a whole bucket; kernels of the host have floats. */
+const float *moe_values_of(const MoeMem *, const float *at, int64_t n);
+const float *moe_values_of_weights(const MoeMem *, const MoeHeld *);
+void moe_values_done(const MoeMem *, const float *);
 
 /* The part of a parameter that lies in the rank's own slice, by index in the bucket; from >= to: none. */
 typedef struct MoeSlice {

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "moe_device.h"
 #include "moe_layout.h"
 #include "moe_ops.h"
 #include "moe_status.h"
@@ -19,10 +20,13 @@ typedef struct MoeDims {
   int32_t n_src;       /* most COMBINE messages that one attention or head op of it takes: ranks times chunks */
   int32_t n_ffn;       /* ranks of its FFN group (FFN role), or the largest FFN group it dispatches to */
   int32_t ffn_experts; /* most experts of a layer that it holds (0 if it has no FFN role) */
+  int32_t n_ffn_in;    /* most messages that one FFN op of it takes (0 if it has no FFN role) */
   int32_t n_join;      /* most COMBINE messages that a JOIN of it takes (0: it has none) */
   int32_t chunks;      /* parts of a micro-batch's tokens, at least 1; FFN slots and messages hold one of them */
   int32_t relay;       /* 1 if it relays for its node, so its FFN slots hold forwarding lists and sums */
 } MoeDims;
+
+enum { MOE_NOTE_BYTES = 64 };
 
 enum { MOE_SC_LOSS, MOE_SC_BALANCE, MOE_SC_SUMSQ, MOE_SC_TOKENS, MOE_SC_DROPPED, MOE_SC_NONFINITE, MOE_SC_COUNT };
 
@@ -63,11 +67,14 @@ typedef struct MoeCall {
   int32_t n_nodes;
   int32_t peer; /* pack: index of the receiver within its group */
 
-  /* memory */
+  /* memory: of the device, but for note, tokens, labels, logits, messages, scalars and the small tables above */
+  MoeLane lane;
   uint8_t *saved;    /* slot of this (layer, micro-batch); layout is the kernels' own */
+  uint8_t *note;     /* [MOE_NOTE_BYTES] that belong to `saved`, for what must be known before a kernel is launched */
   uint8_t *work;     /* slot of results or gradients under way */
   uint8_t *scratch;  /* of this thread, contents undefined between ops */
-  const float *w;    /* bucket of the op: ATT, EXPERTS or HEAD */
+  const float *w;    /* bucket of the op: ATT, EXPERTS or HEAD; weights, here and below, may be of another type than
+                        float: weight_bytes of MoeKernels */
   float *gw;         /* its gradient, added to */
   const float *gain; /* bucket GAIN of the layer (H floats) */
   float *g_gain;
@@ -95,6 +102,8 @@ typedef struct MoeAdam {
 } MoeAdam;
 
 typedef struct MoeKernels {
+  const MoeDevice *device; /* NULL: the host */
+  size_t weight_bytes;     /* of an element of a bucket's weights: 4 is fp32, 2 is bf16 */
   /* Bytes of one slot, of the compute thread's scratch and of that of the progress thread, which runs RELAY and
      NODE_REDUCE alone, for these largest sizes. Multiples of 64. */
   size_t (*att_saved_bytes)(const MoeDims *);
@@ -107,12 +116,14 @@ typedef struct MoeKernels {
      at one of its ends holds (NODE edges: sequences of a micro-batch); experts: most experts of the FFN rank, or of its
      node where dispatches are relayed. */
   size_t (*msg_bytes)(MoeEdge edge, int32_t seq, int32_t att_seqs, int32_t experts);
-  /* The compute ops, RELAY and NODE_REDUCE; NULL for ops that the executor does itself. */
+  /* The compute ops, RELAY and NODE_REDUCE; NULL for ops that the executor does itself. All functions put work on the
+     call's lane; those of vectors on that of the compute thread, with errors told when it is waited for. */
   MoeStatus (*run[MOE_OP_COUNT])(MoeCall *);
-  /* Writes one message for call->peer, head included, into `slot`; returns its bytes. NULL for HOLDERS and ROOT edges.
-   */
+  /* Writes one message for call->peer, head included, into `slot`; returns its bytes, or 0: the head will say. NULL for
+     HOLDERS and ROOT edges. */
   size_t (*pack[MOE_EDGE_COUNT])(MoeCall *, void *slot);
-  /* Vector work of gradient reduction and optimizer. Fixed order: the same input gives the same bits. */
+  /* Vector work of gradient reduction and optimizer. Fixed order: the same input gives the same bits. w is the first of
+     the elements meant. */
   void (*add)(float *sum, const float *x, size_t n);
   double (*sumsq)(const float *x, size_t n);
   void (*adamw)(const MoeAdam *, float *w, float *master, float *m, float *v, const float *g, size_t n, bool decay);

@@ -135,7 +135,11 @@ static MoeStatus dump(const MoeRun *run, MoeExec *x, const MoeStWriter *file, bo
   set_phase(x, MOE_PHASE_SAVE);
   for (int32_t i = 0; i < x->mem.n_held; i++) {
     const MoeHeld *h = &x->mem.held[i];
-    MOE_TRY(moe_tensors_write(file, run->bundle, h, gradients ? h->g : h->w));
+    const float *values =
+        gradients ? moe_values_of(&x->mem, h->g, h->bucket->elems) : moe_values_of_weights(&x->mem, h);
+    MoeStatus status = values != NULL ? moe_tensors_write(file, run->bundle, h, values) : MOE_ENOMEM;
+    moe_values_done(&x->mem, values);
+    MOE_TRY(status);
   }
   set_phase(x, MOE_PHASE_RUN);
   return MOE_OK;
@@ -148,7 +152,11 @@ static MoeStatus save_hf(const MoeRun *run, MoeExec *x)
   }
   set_phase(x, MOE_PHASE_SAVE);
   for (int32_t i = 0; i < x->mem.n_held; i++) {
-    MOE_TRY(moe_hf_save_bucket(&run->hf, run->bundle, &x->mem.held[i]));
+    const MoeHeld *h = &x->mem.held[i];
+    const float *values = moe_values_of_weights(&x->mem, h);
+    MoeStatus status = values != NULL ? moe_hf_save_bucket(&run->hf, run->bundle, h, values) : MOE_ENOMEM;
+    moe_values_done(&x->mem, values);
+    MOE_TRY(status);
   }
   set_phase(x, MOE_PHASE_RUN);
   return MOE_OK;
@@ -320,16 +328,15 @@ int moe_run_rank(void *arg, int32_t rank)
   MoeExec *first = &shapes.execs[0]; /* weights are the same in all */
   run->report.begin_ns = moe_now_ns();
   set_phase(first, MOE_PHASE_INIT);
-  if (run->resume != NULL) {
-    moe_checkpoint_load(run->resume, first);
-  } else {
-    moe_exec_init_weights(first, run->options->seed, run->init);
+  MoeStatus status = run->resume != NULL ? moe_checkpoint_load(run->resume, first)
+                                         : moe_exec_init_weights(first, run->options->seed, run->init);
+  MoeSaver saver = {0};
+  if (status == MOE_OK) {
+    status = moe_saver_open(&saver, first, run->options->save, run->options->keep_last);
   }
   if (rank == 0 && run->shared->loads != NULL) {
     run->load = calloc(moe_load_cells(run->bundle), sizeof *run->load);
   }
-  MoeSaver saver;
-  MoeStatus status = moe_saver_open(&saver, first, run->options->save, run->options->keep_last);
   set_phase(first, MOE_PHASE_RUN);
   if (status == MOE_OK) {
     status = run->bundle->emu != NULL ? moe_rehearse(run, &shapes) : run_steps(run, &shapes, &saver);

@@ -61,7 +61,10 @@ MoeStatus moe_shapes_open(MoeShapes *s, const MoeBundle *first, const MoeKernels
   if (s->execs == NULL || s->mems == NULL || s->pace_sent == NULL) {
     moe_error("out of memory for the executors");
   } else {
-    status = moe_mem_map(s->mems, first, rank, kernels, wirings, options->poison);
+    s->device = moe_device_of(kernels);
+    status = s->device->open(rank);
+    status = status == MOE_OK ? s->device->share(shared->base, shared->bytes) : status;
+    status = status == MOE_OK ? moe_mem_map(s->mems, first, rank, kernels, wirings, options->poison) : status;
   }
   int32_t k = 0;
   for (const MoeBundle *b = first; b != NULL && status == MOE_OK; b = b->next, k++) {
@@ -78,8 +81,10 @@ void moe_shapes_close(MoeShapes *s)
   for (int32_t i = 0; s->execs != NULL && i < s->n; i++) {
     moe_exec_close(&s->execs[i]);
   }
-  if (s->mems != NULL) {
+  if (s->mems != NULL && s->device != NULL) {
     moe_mem_unmap(s->mems);
+    s->device->unshare(s->shared->base);
+    s->device->close();
   }
   free(s->execs);
   free(s->mems);

@@ -18,6 +18,7 @@ typedef struct MoeShapes {
   int32_t n;
   int32_t active; /* -1: none yet */
   MoeExec *execs; /* [n] */
+  const MoeDevice *device;
   MoeMem *mems;
   uint64_t *pace_sent;
   MoeShared *shared;

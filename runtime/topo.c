@@ -300,6 +300,11 @@ MoeDims moe_dims(const MoeBundle *b, int32_t group_id)
       if (att && l > 0 && !moe_piped(b, mb, l - 1)) {
         grow(&d.n_src, b->chunks * b->groups[moe_ffn_of(b, mb, l - 1)].n_ranks);
       }
+      if (l >= b->dense && l < b->n_layers && moe_ffn_of(b, mb, l) == group_id) {
+        /* rows that come again, and gradients: both from other groups, or both from relays */
+        grow(&d.n_ffn_in, b->groups[moe_att_of(b, mb, l)].n_ranks + b->groups[moe_combine_of(b, mb, l)].n_ranks);
+        grow(&d.n_ffn_in, 2 * group->n_ranks);
+      }
       if (att && l < b->n_layers) {
         grow(&d.n_ffn, b->groups[moe_ffn_of(b, mb, l)].n_ranks);
       }

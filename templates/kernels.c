@@ -1,60 +1,6 @@
-/* The table of kernels that the executor calls, and how large the buffers are that it hands them. */
+/* The table of kernels that the executor calls. */
 #include "moe_parts.h"
-
-static size_t positive(int32_t n)
-{
-  return n > 0 ? (size_t)n : 0;
-}
-
-/* Positions of the largest chunk. */
-static size_t chunk_seq(const MoeDims *d)
-{
-  return positive((int32_t)moe_part_max(d->seq, d->chunks));
-}
-
-/* Rows that an FFN rank may get, and pairs, when every token of a micro-batch's chunk comes to it. */
-static size_t ffn_rows(const MoeDims *d)
-{
-  return d->ffn_experts > 0 ? positive(d->mb_seqs) * chunk_seq(d) : 0;
-}
-
-static size_t ffn_pairs(const MoeDims *d)
-{
-  return ffn_rows(d) * moe_min(MOE_TOP_K, positive(d->ffn_experts));
-}
-
-static size_t att_saved_bytes(const MoeDims *d)
-{
-  MoeAttSaved s;
-  const MoeAttHead shape = {.seq = (uint32_t)positive(d->seq),
-                            .n_seqs = (uint32_t)positive(d->att_seqs),
-                            .n_src = (uint32_t)positive(d->n_src),
-                            .n_join = (uint32_t)positive(d->n_join),
-                            .rows = (uint32_t)(positive(d->att_seqs) * chunk_seq(d))};
-  return moe_att_saved_carve(NULL, &shape, &s);
-}
-
-static size_t att_work_bytes(const MoeDims *d)
-{
-  MoeAttWork w;
-  return moe_max(moe_att_work_carve(NULL, positive(d->att_seqs) * positive(d->seq), &w), 64);
-}
-
-static size_t ffn_saved_bytes(const MoeDims *d)
-{
-  MoeFfnSaved s;
-  MoeList relay;
-  size_t list = d->relay ? moe_relay_carve(NULL, positive(d->mb_seqs) * positive(d->seq), &relay) : 0;
-  return list + moe_ffn_saved_carve(NULL, ffn_rows(d), ffn_pairs(d), &s);
-}
-
-static size_t ffn_work_bytes(const MoeDims *d)
-{
-  MoeFfnWork w;
-  size_t tokens = d->relay ? positive(d->mb_seqs) * positive(d->seq) : 0;
-  size_t sums = moe_sum_work_carve(NULL, tokens, tokens * MOE_TOP_K, &w);
-  return moe_max(moe_max(moe_ffn_work_carve(NULL, ffn_rows(d), ffn_pairs(d), &w), sums), 64);
-}
+#include "moe_sizes.h"
 
 /* Of the compute thread: each side's ops are run by ranks that have that side. */
 static size_t scratch_bytes(const MoeDims *d)
@@ -62,11 +8,12 @@ static size_t scratch_bytes(const MoeDims *d)
   MoeAttScratch att;
   MoeHeadScratch head;
   MoeFfnScratch ffn;
-  size_t senders = moe_max(moe_max(positive(d->n_src), positive(d->n_join)), positive(d->n_ffn) * positive(d->chunks));
-  size_t tokens = positive(d->att_seqs) * positive(d->seq);
-  size_t bytes = moe_ffn_scratch_carve(NULL, ffn_rows(d), &ffn);
+  size_t senders = moe_max(moe_max(moe_positive(d->n_src), moe_positive(d->n_join)),
+                           moe_positive(d->n_ffn) * moe_positive(d->chunks));
+  size_t tokens = moe_positive(d->att_seqs) * moe_positive(d->seq);
+  size_t bytes = moe_ffn_scratch_carve(NULL, moe_ffn_rows(d), &ffn);
   if (tokens > 0) {
-    bytes = moe_max(bytes, moe_att_scratch_carve(NULL, tokens, positive(d->seq), senders, &att));
+    bytes = moe_max(bytes, moe_att_scratch_carve(NULL, tokens, moe_positive(d->seq), senders, &att));
     bytes = moe_max(bytes, moe_head_scratch_carve(NULL, senders, &head));
   }
   return bytes;
@@ -76,43 +23,18 @@ static size_t scratch_bytes(const MoeDims *d)
 static size_t comm_scratch_bytes(const MoeDims *d)
 {
   MoeSource *source;
-  return moe_source_scratch_carve(NULL, d->relay ? positive(d->n_ffn) : 0, &source);
-}
-
-static size_t msg_bytes(MoeEdge edge, int32_t seq, int32_t src_seqs, int32_t experts)
-{
-  size_t rows = positive(src_seqs) * positive(seq);
-  size_t pairs = rows * moe_min(MOE_TOP_K, positive(experts));
-  switch (edge) {
-  case MOE_EDGE_DISPATCH:
-  case MOE_EDGE_FORWARD:
-    return moe_align64(moe_msg_size(rows, MOE_LIST_HEAD, pairs, MOE_LIST_PAIR));
-  case MOE_EDGE_DISPATCH_B:
-  case MOE_EDGE_FORWARD_B:
-    return moe_align64(moe_msg_size(rows, MOE_NO_HEAD, pairs, MOE_GRAD_PAIR));
-  case MOE_EDGE_COMBINE:
-    return moe_align64(moe_msg_size(rows, MOE_TOKEN_HEAD, 0, 0));
-  case MOE_EDGE_DISPATCH_AGAIN:
-  case MOE_EDGE_FORWARD_AGAIN:
-  case MOE_EDGE_COMBINE_B:
-  case MOE_EDGE_GATHER:
-  case MOE_EDGE_GATHER_B:
-  case MOE_EDGE_PIPE:
-  case MOE_EDGE_PIPE_B:
-    return moe_align64(moe_msg_size(rows, MOE_NO_HEAD, 0, 0));
-  default:
-    return 0; /* not a message of kernels */
-  }
+  return moe_source_scratch_carve(NULL, d->relay ? moe_positive(d->n_ffn) : 0, &source);
 }
 
 const MoeKernels moe_kernels = {
-    .att_saved_bytes = att_saved_bytes,
-    .att_work_bytes = att_work_bytes,
-    .ffn_saved_bytes = ffn_saved_bytes,
-    .ffn_work_bytes = ffn_work_bytes,
+    .weight_bytes = sizeof(float),
+    .att_saved_bytes = moe_att_saved_bytes,
+    .att_work_bytes = moe_att_work_bytes,
+    .ffn_saved_bytes = moe_ffn_saved_bytes,
+    .ffn_work_bytes = moe_ffn_work_bytes,
     .scratch_bytes = scratch_bytes,
     .comm_scratch_bytes = comm_scratch_bytes,
-    .msg_bytes = msg_bytes,
+    .msg_bytes = moe_msg_bytes,
     .run =
         {
             [MOE_OP_EMBED_FWD] = moe_embed_fwd,

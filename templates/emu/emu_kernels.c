@@ -78,6 +78,7 @@ static void to_weights(float *w, const float *master, size_t n)
 }
 
 const MoeKernels moe_kernels = {
+    .weight_bytes = sizeof(float),
     .att_saved_bytes = one_line,
     .att_work_bytes = one_line,
     .ffn_saved_bytes = one_line,

@@ -89,7 +89,7 @@ static int run_rank(int32_t rank, const MoeHfLoad *load, const MoeStWriter *own,
                    .w = malloc((size_t)bucket->elems * sizeof(float))};
       memset(h.w, 0xff, (size_t)bucket->elems * sizeof(float));
       moe_hf_read(load, &bundle, bucket, h.w);
-      if (moe_tensors_write(own, &bundle, &h, h.w) != MOE_OK || moe_hf_save_bucket(save, &bundle, &h) != MOE_OK) {
+      if (moe_tensors_write(own, &bundle, &h, h.w) != MOE_OK || moe_hf_save_bucket(save, &bundle, &h, h.w) != MOE_OK) {
         return 1;
       }
       free(h.w);

@@ -464,6 +464,7 @@ static void to_weights(float *w, const float *master, size_t n)
 }
 
 const MoeKernels fake_kernels = {
+    .weight_bytes = sizeof(float),
     .att_saved_bytes = slot_bytes,
     .att_work_bytes = slot_bytes,
     .ffn_saved_bytes = slot_bytes,

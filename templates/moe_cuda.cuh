@@ -55,7 +55,7 @@ template <typename Kernel> inline void moe_ask_shared(Kernel *, size_t) {}
 
 inline MoeStatus moe_clear(void *p, size_t bytes, MoeQueue)
 {
-  memset(p, 0, bytes);
+  simt::clear(p, bytes);
   return MOE_OK;
 }
 

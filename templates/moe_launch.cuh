@@ -30,6 +30,10 @@ MoeStatus moe_cuda_norm_back(const MoeReal *x, const float *gain, const float *r
 /* g [columns] += the sum of n parts, in order. */
 MoeStatus moe_cuda_add_parts(const float *partial, size_t n, size_t columns, float *g, MoeQueue);
 
+/* elements.cu: y = x; a = x + y, rounded; of n elements. */
+MoeStatus moe_cuda_floats(const MoeReal *x, size_t n, float *y, MoeQueue);
+MoeStatus moe_cuda_add_rounded(const MoeReal *x, const float *y, size_t n, MoeReal *a, MoeQueue);
+
 /* heads.cu, w the bucket ATT. cos and sin [seq, ROPE_DIM / 2] of moe_cuda_rope_tables(); n tokens, whole sequences.
    Forward: q and k normed and turned and v, all clamped, out [n, TURNED]. Backward: d [n, TURNED] is the gradient of
    that; dqkv that of the projections; gains' gradients are added to gw. partial [PARTS, QNORM + KNORM]. With latents,

@@ -71,6 +71,9 @@ template <typename F> int launch(const char *name, dim3 grid, dim3 block, size_t
       name, grid, block, dynamic_bytes, [](void *f) { (*static_cast<F *>(f))(); }, &body);
 }
 
+/* Zeros in the device's memory. */
+void clear(void *p, size_t bytes);
+
 /* Reports; the thread does not go on. */
 void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

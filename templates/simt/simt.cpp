@@ -129,9 +129,20 @@ struct Device {
   char *shared; /* MAX_SHARED and guards */
   std::vector<Array> arrays;
   size_t shared_end, dynamic_bytes, static_bytes;
+  ~Device() /* with its thread */
+  {
+    if (stacks != nullptr) {
+      GUARD_OFF(stacks, (size_t)MAX_THREADS * STACK);
+      GUARD_OFF(shared, 2 * MAX_SHARED);
+      munmap(stacks, (size_t)MAX_THREADS * STACK);
+      free(shared);
+    }
+  }
 };
 
 thread_local Device device;
+void (*memory_open)() = [] {};
+void (*memory_close)() = [] {};
 
 uint64_t draw()
 {
@@ -546,11 +557,20 @@ int launch(const char *name, dim3 grid, dim3 block, size_t dynamic_bytes, void (
   }
   std::vector<unsigned> order((size_t)blocks);
   make_order(order.data(), (unsigned)blocks);
+  memory_open();
   for (size_t i = 0; i < order.size() && !device.failed; i++) {
     self.block = dim3(order[i] % grid.x, order[i] / grid.x % grid.y, order[i] / grid.x / grid.y);
     run_block();
   }
+  memory_close();
   return device.failed ? -1 : 0;
+}
+
+void clear(void *p, size_t bytes)
+{
+  memory_open();
+  memset(p, 0, bytes);
+  memory_close();
 }
 
 } // namespace simt
@@ -559,6 +579,12 @@ void simt_order(SimtOrder order, uint64_t seed)
 {
   device.order = order;
   device.random = seed * 0x9e3779b97f4a7c15u | 1;
+}
+
+void simt_memory(void (*open)(void), void (*close)(void))
+{
+  memory_open = open;
+  memory_close = close;
 }
 
 const char *simt_error(void)

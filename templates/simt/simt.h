@@ -18,6 +18,9 @@ void simt_order(SimtOrder order, uint64_t seed);
    that fails ends with the block at fault. */
 const char *simt_error(void);
 
+/* Called before and after every launch of any thread. */
+void simt_memory(void (*open)(void), void (*close)(void));
+
 /* Times that a thread has run up to a meeting point or its end, since the program began. */
 uint64_t simt_switches(void);
 

@@ -194,6 +194,8 @@ typedef struct Update {
   MoeReal *w, *again;
   float *master, *m, *v, *sum;
   double *squares;
+  float *floats;   /* of the new weights */
+  MoeReal *summed; /* those and g */
 } Update;
 
 static void launch_update(void *c)
@@ -213,6 +215,10 @@ static void launch_update(void *c)
   ok(moe_cuda_sumsq(t->g, t->n, t->squares, partial, NULL));
   ok(moe_cuda_adamw(&adam, t->w, t->master, t->m, t->v, t->g, t->n, t->decay, NULL));
   ok(moe_cuda_to_weights(t->again, t->master, t->n, NULL));
+  t->floats = out_new(bytes);
+  t->summed = out_new(t->n * sizeof(MoeReal));
+  ok(moe_cuda_floats(t->w, t->n, t->floats, NULL));
+  ok(moe_cuda_add_rounded(t->w, t->g, t->n, t->summed, NULL));
   dev_free(partial);
 }
 
@@ -269,6 +275,12 @@ static void test_update(void **state)
     check_floats("v", t.v, v, v64, n);
     check_reals("weights", t.w, w_real, master64, n);
     check_same("weights again", t.again, t.w, n * sizeof *t.w);
+    for (size_t i = 0; i < n; i++) {
+      float value = moe_get(t.w[i]);
+      MoeReal summed = moe_put(value + g[i]);
+      check_same("a weight as a float", &t.floats[i], &value, sizeof value);
+      check_same("a weight and a float", &t.summed[i], &summed, sizeof summed);
+    }
     dev_free(t.g);
     void *all[] = {master, m, v, g, w, w_real, master64, m64, v64, g64};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

@@ -17,7 +17,18 @@ static const char manifest_name[] = "moec-manifest.txt";
 
 /* ---- compiling ---- */
 
+/* One of a bundle's compilers. cc: -march=native, since a bundle is for the machine it is built on; no -ffast-math,
+   since sums keep their order. */
+typedef struct Compiler {
+  const char *command;
+  const char *flags; /* the user's own among them */
+  ObjCache cache;
+} Compiler;
+
+#define CODE_FLAGS "-march=native -fno-math-errno -Wall -Wextra -I."
+
 typedef struct Job {
+  const Compiler *compiler;
   const char *source; /* path in the temporary folder */
   const char *object; /* in the cache */
   const char *fresh;  /* where the compiler writes; renamed to `object` */
@@ -69,7 +80,7 @@ static int add_words(Arena *arena, char **argv, int n, int room, const char *tex
 
 enum { MAX_ARGS = 256 };
 
-static bool reap(Diag *diag, Job *jobs, int n, const char *cc)
+static bool reap(Diag *diag, Job *jobs, int n)
 {
   int status = 0;
   pid_t pid = waitpid(-1, &status, 0);
@@ -82,7 +93,7 @@ static bool reap(Diag *diag, Job *jobs, int n, const char *cc)
       return rename(jobs[i].fresh, jobs[i].object) == 0 || output_fail(diag, "create", jobs[i].object);
     }
     show_log(jobs[i].log);
-    diag_error(diag, (Span){0}, "%s failed on %s (%s %d)", cc, strrchr(jobs[i].source, '/') + 1,
+    diag_error(diag, (Span){0}, "%s failed on %s (%s %d)", jobs[i].compiler->command, strrchr(jobs[i].source, '/') + 1,
                WIFSIGNALED(status) ? "signal" : "exit code",
                WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     unlink(jobs[i].fresh);
@@ -92,7 +103,7 @@ static bool reap(Diag *diag, Job *jobs, int n, const char *cc)
 }
 
 /* Compiles every job, as many at once as there are cores. */
-static bool compile_all(Arena *arena, Diag *diag, Job *jobs, int n, const BuildOptions *options, const char *cc)
+static bool compile_all(Arena *arena, Diag *diag, Job *jobs, int n, const BuildOptions *options)
 {
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
   int running = 0;
@@ -103,9 +114,9 @@ static bool compile_all(Arena *arena, Diag *diag, Job *jobs, int n, const BuildO
     if (ok && next < n && running < (cores > 0 ? cores : 1)) {
       char *argv[MAX_ARGS];
       int argc = 0;
-      argv[argc++] = arena_strndup(arena, cc, strlen(cc));
-      argc = add_words(arena, argv, argc, MAX_ARGS - 8, objcache_flags);
-      argc = add_words(arena, argv, argc, MAX_ARGS - 8, options->cflags);
+      const Compiler *compiler = jobs[next].compiler;
+      argv[argc++] = arena_strndup(arena, compiler->command, strlen(compiler->command));
+      argc = add_words(arena, argv, argc, MAX_ARGS - 8, compiler->flags);
       argv[argc++] = "-c";
       argv[argc++] = arena_strndup(arena, jobs[next].source, strlen(jobs[next].source));
       argv[argc++] = "-o";
@@ -119,7 +130,7 @@ static bool compile_all(Arena *arena, Diag *diag, Job *jobs, int n, const BuildO
     if (running == 0) {
       break;
     }
-    ok = reap(diag, jobs, n, cc) && ok;
+    ok = reap(diag, jobs, n) && ok;
     running--;
     done++;
     if (options->progress) {
@@ -129,18 +140,117 @@ static bool compile_all(Arena *arena, Diag *diag, Job *jobs, int n, const BuildO
   return ok;
 }
 
-static bool link_train(Arena *arena, Diag *diag, const char *folder, const char **objects, int n,
-                       const BuildOptions *options, const char *cc)
+/* The user's flags as nvcc hands them to the host's compiler. */
+static const char *host_flags(Arena *arena, const char *cflags)
 {
+  const char *text = "";
+  for (const char *p = cflags ? cflags : ""; *p;) {
+    size_t skip = strspn(p, " \t\n");
+    size_t length = strcspn(p + skip, " \t\n");
+    text = length ? arena_printf(arena, "%s -Xcompiler %.*s", text, (int)length, p + skip) : text;
+    p += skip + length;
+  }
+  return text;
+}
+
+const char *bundle_find_nvcc(Arena *arena)
+{
+  const char *home = getenv("CUDA_HOME");
+  const char *own = home && *home ? arena_printf(arena, "%s/bin/nvcc", home) : "";
+  if (access(own, X_OK) == 0) {
+    return own;
+  }
+  for (const char *path = getenv("PATH"); path && *path;) {
+    size_t n = strcspn(path, ":");
+    const char *found = arena_printf(arena, "%.*s/nvcc", (int)n, path);
+    if (n && access(found, X_OK) == 0) {
+      return found;
+    }
+    path += n + (path[n] != 0);
+  }
+  static const char usual[] = "/usr/local/cuda/bin/nvcc";
+  return access(usual, X_OK) == 0 ? usual : NULL;
+}
+
+/* -gencode of "sm_80,sm_90"; NULL after a message. */
+static const char *arch_flags(Arena *arena, Diag *diag, const char *arch)
+{
+  const char *text = "";
+  for (const char *p = arch; *p;) {
+    size_t n = strcspn(p, ",");
+    if (n < 5 || strncmp(p, "sm_", 3) != 0) {
+      diag_error(diag, (Span){0}, "--arch %s: sm_90 is one, sm_80,sm_90 are two", arch);
+      return NULL;
+    }
+    text = arena_printf(arena, "%s -gencode arch=compute_%.*s,code=%.*s", text, (int)n - 3, p + 3, (int)n, p);
+    p += n + (p[n] != 0);
+  }
+  return text;
+}
+
+/* By the kind of source; of kinds that the bundle does not have, or that its device does not need, no command. */
+static bool choose_compilers(Arena *arena, Diag *diag, const Bundle *bundle, const BuildOptions *options,
+                             Compiler compilers[SOURCE_KINDS])
+{
+  const char *cflags = options->cflags ? options->cflags : "";
+  bool cuda = false;
+  for (int i = 0; i < bundle->n_files; i++) {
+    cuda = cuda || bundle_source(bundle->files[i].path) == SOURCE_CUDA;
+  }
+  compilers[SOURCE_C] = (Compiler){.command = options->cc ? options->cc : "cc",
+                                   .flags = arena_printf(arena, "-std=gnu11 -O3 " CODE_FLAGS " %s", cflags)};
+  if (cuda && options->device == DEVICE_EMULATED) { /* -O1: threads that take turns cost more than what they compute */
+    compilers[SOURCE_CUDA] =
+        (Compiler){.command = "c++", .flags = arena_printf(arena, "-std=gnu++17 -O1 " CODE_FLAGS " %s -x c++", cflags)};
+    compilers[SOURCE_SIMT] = compilers[SOURCE_CUDA];
+  } else if (cuda) {
+    const char *nvcc = options->nvcc ? options->nvcc : bundle_find_nvcc(arena);
+    const char *arch = arch_flags(arena, diag, options->arch);
+    if (!nvcc) {
+      diag_error(diag, (Span){0},
+                 "nvcc is not found in $CUDA_HOME, PATH and /usr/local/cuda: --nvcc says where it is, "
+                 "--device emulated builds for this machine's processor");
+    }
+    if (!nvcc || !arch) {
+      return false;
+    }
+    compilers[SOURCE_CUDA] = (Compiler){
+        .command = nvcc, .flags = arena_printf(arena, "-std=c++17 -O3%s -I. %s", arch, host_flags(arena, cflags))};
+  }
+  for (int k = 0; k < SOURCE_KINDS; k++) {
+    if (compilers[k].command &&
+        !objcache_open(arena, diag, bundle, compilers[k].command, compilers[k].flags, &compilers[k].cache)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* With the compiler that knows most. */
+static bool link_train(Arena *arena, Diag *diag, const char *folder, const char **objects, int n,
+                       const BuildOptions *options, const Compiler compilers[SOURCE_KINDS])
+{
+  bool cuda = compilers[SOURCE_CUDA].command;
+  bool nvcc = cuda && options->device == DEVICE_GPU;
+  const char *command = compilers[cuda ? SOURCE_CUDA : SOURCE_C].command;
   char **argv = arena_new_array(arena, char *, (size_t)n + MAX_ARGS);
   int argc = 0;
-  argv[argc++] = arena_strndup(arena, cc, strlen(cc));
+  argv[argc++] = arena_strndup(arena, command, strlen(command));
   for (int i = 0; i < n; i++) {
     argv[argc++] = arena_strndup(arena, objects[i], strlen(objects[i]));
   }
   argv[argc++] = arena_strndup(arena, options->runtime_lib, strlen(options->runtime_lib));
-  argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, options->cflags);
-  argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, "-lopenblas -ljansson -lpthread -lm -o");
+  argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, nvcc ? host_flags(arena, options->cflags) : options->cflags);
+  if (nvcc) { /* dense products; the toolkit's libraries are found where its compiler was */
+    const char *slash = strrchr(command, '/');
+    argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, "-lcublasLt");
+    if (slash) {
+      argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, "-Xlinker -rpath -Xlinker");
+      argv[argc++] = arena_printf(arena, "%.*s/../lib64", (int)(slash - command), command);
+    }
+  }
+  argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, cuda ? "" : "-lopenblas");
+  argc = add_words(arena, argv, argc, n + MAX_ARGS - 8, "-ljansson -lpthread -lm -o");
   argv[argc++] = arena_printf(arena, "%s/train", folder);
   argv[argc] = NULL;
   const char *log = arena_printf(arena, "%s/link.log", folder);
@@ -157,18 +267,11 @@ static bool link_train(Arena *arena, Diag *diag, const char *folder, const char 
   return true;
 }
 
-static bool is_source(const char *path)
-{
-  size_t n = strlen(path);
-  return n > 2 && strcmp(path + n - 2, ".c") == 0;
-}
-
 static bool compile_and_link(Arena *arena, Diag *diag, const Bundle *bundle, const char *folder,
                              const BuildOptions *options, BuildResult *result)
 {
-  const char *cc = options->cc ? options->cc : "cc";
-  ObjCache cache;
-  if (!objcache_open(arena, diag, bundle, cc, options->cflags, &cache)) {
+  Compiler compilers[SOURCE_KINDS] = {0};
+  if (!choose_compilers(arena, diag, bundle, options, compilers)) {
     return false;
   }
   Job *jobs = arena_new_array(arena, Job, (size_t)bundle->n_files);
@@ -176,27 +279,29 @@ static bool compile_and_link(Arena *arena, Diag *diag, const Bundle *bundle, con
   int n_objects = 0;
   for (int i = 0; i < bundle->n_files; i++) {
     const BundleFile *file = &bundle->files[i];
-    if (!is_source(file->path)) {
+    const Compiler *compiler = &compilers[bundle_source(file->path)];
+    if (!compiler->command) {
       continue;
     }
-    const char *object = objcache_path(arena, &cache, file);
+    const char *object = objcache_path(arena, &compiler->cache, file);
     objects[n_objects++] = object;
     if (access(object, R_OK) == 0) {
       result->reused++;
       continue;
     }
-    jobs[result->compiled++] = (Job){.source = arena_printf(arena, "%s/%s", folder, file->path),
+    jobs[result->compiled++] = (Job){.compiler = compiler,
+                                     .source = arena_printf(arena, "%s/%s", folder, file->path),
                                      .object = object,
                                      .fresh = arena_printf(arena, "%s.%ld", object, (long)getpid()),
                                      .log = arena_printf(arena, "%s/%s.log", folder, file->path)};
   }
-  if (!compile_all(arena, diag, jobs, result->compiled, options, cc)) {
+  if (!compile_all(arena, diag, jobs, result->compiled, options)) {
     return false;
   }
   for (int i = 0; i < result->compiled; i++) {
     unlink(jobs[i].log);
   }
-  return link_train(arena, diag, folder, objects, n_objects, options, cc);
+  return link_train(arena, diag, folder, objects, n_objects, options, compilers);
 }
 
 /* ---- placing ---- */

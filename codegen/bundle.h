@@ -7,10 +7,19 @@
 
 #include "codegen/emit.h"
 
+/* What the CUDA sources of a bundle, if it has any, are compiled for. */
+typedef enum BundleDevice {
+  DEVICE_GPU,     /* by nvcc */
+  DEVICE_EMULATED /* by g++, with the device that comes along */
+} BundleDevice;
+
 typedef struct BuildOptions {
-  const char *out;         /* folder of the bundle */
-  const char *cc;          /* compiler command, one word; NULL: "cc" */
-  const char *cflags;      /* added to compile and link lines, words split at blanks; may be NULL */
+  const char *out;    /* folder of the bundle */
+  const char *cc;     /* compiler command, one word; NULL: "cc" */
+  const char *cflags; /* added to compile and link lines, words split at blanks; may be NULL */
+  BundleDevice device;
+  const char *nvcc;        /* path; NULL: bundle_find_nvcc() */
+  const char *arch;        /* "sm_90"; several with commas */
   const char *runtime_lib; /* path of the runtime library */
   bool sources_only;       /* write the files, do not compile */
   bool progress;           /* show progress on stderr */
@@ -22,6 +31,9 @@ typedef struct BuildResult {
   int compiled; /* sources compiled */
   int reused;   /* objects taken from the cache */
 } BuildResult;
+
+/* $CUDA_HOME/bin/nvcc, or that of PATH, or /usr/local/cuda/bin/nvcc; NULL: there is none. */
+const char *bundle_find_nvcc(Arena *);
 
 /* Writes the bundle's files, compiles and links `train`. Objects are cached by the content of source, headers, flags
    and compiler in $MOEC_CACHE, else $XDG_CACHE_HOME/moec, else ~/.cache/moec. On failure nothing at `out` has changed.

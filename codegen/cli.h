@@ -21,7 +21,7 @@ typedef struct Options {
   OptList defines, sweeps, runs;
   const char *shape, *system, *systems;
   const char *html, *trace, *svg, *out;
-  const char *target, *cc, *cflags, *runtime_lib;
+  const char *target, *device, *cc, *nvcc, *arch, *cflags, *runtime_lib;
   const char *trials, *radius, *steps, *launch, *work, *name, *as;
   const char *measured, *predicted;
   bool json, explain, orders, timing, write, check, sources_only, quiet;
@@ -112,8 +112,9 @@ bool cli_system(Arena *, const char *option, const char *name, bool or_auto, Sys
 /* That of --system, or else of the spec. */
 bool cli_chosen_system(const Compile *, SystemKind *);
 
-/* verbs_build.c: whether --target is emu; false after a message about an unknown one. */
-bool cli_target(const Options *, bool *emu);
+/* verbs_build.c: what --target says, cpu without it; false after a message about one that is not among the n in
+ * `known`. */
+bool cli_target(const Options *, const Target *known, int n, Target *);
 /* The compiler, flags and library that the options name, or else the install's. */
 BuildOptions cli_build_options(const Compile *);
 /* "specs/tiny.moespec" -> "tiny"; NULL: nothing is left. */

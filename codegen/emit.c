@@ -385,7 +385,16 @@ static bool ends_with(const char *text, const char *end)
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-static bool add_templates(FileList *list, const char *home, const char *subfolder)
+SourceKind bundle_source(const char *path)
+{
+  return ends_with(path, ".c")     ? SOURCE_C
+         : ends_with(path, ".cu")  ? SOURCE_CUDA
+         : ends_with(path, ".cpp") ? SOURCE_SIMT
+                                   : SOURCE_NONE;
+}
+
+/* Files of templates/ or a folder in it whose names end in one of `ends`, NULL after the last. */
+static bool add_folder(FileList *list, const char *home, const char *subfolder, const char *const *ends)
 {
   char *folder = arena_printf(list->arena, "%s/templates%s", home, subfolder);
   DIR *dir = opendir(folder);
@@ -395,12 +404,36 @@ static bool add_templates(FileList *list, const char *home, const char *subfolde
   }
   bool ok = true;
   for (struct dirent *entry; ok && (entry = readdir(dir));) {
-    bool source = ends_with(entry->d_name, ".c") || ends_with(entry->d_name, ".h");
-    if (source && strcmp(entry->d_name, "moe_config.h") != 0) {
+    bool wanted = false;
+    for (int i = 0; ends[i] && !wanted; i++) {
+      wanted = ends_with(entry->d_name, ends[i]);
+    }
+    if (wanted && strcmp(entry->d_name, "moe_config.h") != 0) {
       ok = add_copy(list, folder, entry->d_name);
     }
   }
   closedir(dir);
+  return ok;
+}
+
+static bool add_templates(FileList *list, const char *home, Target target)
+{
+  static const char *const c[] = {".c", ".h", NULL};
+  static const char *const cuda[] = {".cu", ".cuh", ".h", "sizes.c", NULL};
+  static const char *const simt[] = {".cpp", ".h", NULL};
+  bool ok = false;
+  switch (target) {
+  case TARGET_CPU:
+    ok = add_folder(list, home, "", c);
+    break;
+  case TARGET_EMU:
+    ok = add_folder(list, home, "/emu", c);
+    break;
+  case TARGET_CUDA:
+    ok =
+        add_folder(list, home, "", cuda) && add_folder(list, home, "/cuda", c) && add_folder(list, home, "/simt", simt);
+    break;
+  }
   char *runtime = arena_printf(list->arena, "%s/runtime", home);
   for (size_t i = 0; ok && i < sizeof contract / sizeof *contract; i++) {
     ok = add_copy(list, runtime, contract[i]);
@@ -432,7 +465,7 @@ typedef struct Program {
   const Plan *plans;
   const Schedule *scheds;
   int n;
-  bool emu;
+  Target target;
 } Program;
 
 static bool make_bundle(Arena *arena, Diag *diag, const Program *p, const char *home, Bundle *bundle)
@@ -452,9 +485,9 @@ static bool make_bundle(Arena *arena, Diag *diag, const Program *p, const char *
                         .suffix = i ? arena_printf(arena, "_%s", p->plans[i].shape->name) : "",
                         .next = i + 1 < p->n ? &shapes[i + 1] : NULL,
                         .first = i == 0,
-                        .emu = p->emu};
+                        .emu = p->target == TARGET_EMU};
   }
-  if (!p->emu) {
+  if (p->target != TARGET_EMU) {
     Printed file;
     printed_open(&file);
     emit_config(p->spec, p->plans[0].recompute, file.to);
@@ -463,7 +496,7 @@ static bool make_bundle(Arena *arena, Diag *diag, const Program *p, const char *
   for (int i = 0; i < p->n; i++) {
     add_shape(&list, &shapes[i]);
   }
-  if (!add_templates(&list, home, p->emu ? "/emu" : "")) {
+  if (!add_templates(&list, home, p->target)) {
     return false;
   }
   qsort(bundle->files, (size_t)bundle->n_files, sizeof *bundle->files, by_path);
@@ -471,13 +504,7 @@ static bool make_bundle(Arena *arena, Diag *diag, const Program *p, const char *
 }
 
 bool emit_bundle(Arena *arena, Diag *diag, const Spec *spec, const Plan *plans, const Schedule *scheds, int n,
-                 const char *home, Bundle *bundle)
+                 Target target, const char *home, Bundle *bundle)
 {
-  return make_bundle(arena, diag, &(Program){spec, plans, scheds, n, false}, home, bundle);
-}
-
-bool emit_emu_bundle(Arena *arena, Diag *diag, const Spec *spec, const Plan *plans, const Schedule *scheds, int n,
-                     const char *home, Bundle *bundle)
-{
-  return make_bundle(arena, diag, &(Program){spec, plans, scheds, n, true}, home, bundle);
+  return make_bundle(arena, diag, &(Program){spec, plans, scheds, n, target}, home, bundle);
 }

@@ -251,7 +251,7 @@ Spec evaluate_view(const Spec *spec, SystemKind system)
   return view;
 }
 
-void evaluate_for_cpu(Spec *spec)
+void evaluate_for_kernels(Spec *spec)
 {
   PlanSpec *pins = &spec->plan;
   pins->no_fused = true;

@@ -42,8 +42,9 @@ void evaluate_quietly(const Spec *, int shape, SystemKind, Evaluation *);
 
 void evaluation_free(Evaluation *);
 
-/* Leaves to the planner only what the cpu target can do; what is asked for by name stays, to be refused by name. */
-void evaluate_for_cpu(Spec *);
+/* Leaves to the planner only what the targets with kernels can do; what is asked for by name stays, to be refused by
+ * name. */
+void evaluate_for_kernels(Spec *);
 
 /* The spec as a system takes it: without the pins that are not this one's. */
 Spec evaluate_view(const Spec *, SystemKind);

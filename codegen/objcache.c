@@ -6,9 +6,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* -march=native: a bundle is for the machine it is built on. No -ffast-math: sums keep their order. */
-const char objcache_flags[] = "-std=gnu11 -O3 -march=native -fno-math-errno -Wall -Wextra -I.";
-
 /* Two independent 64-bit FNV-1a streams: 128 bits, so that a wrong object by chance is out of the question. */
 static void mix(uint64_t h[2], const char *bytes, size_t n)
 {
@@ -81,7 +78,8 @@ static const char *choose_folder(Arena *arena)
   return home && *home ? arena_printf(arena, "%s/.cache/moec", home) : "/tmp/moec-cache";
 }
 
-bool objcache_open(Arena *arena, Diag *diag, const Bundle *bundle, const char *cc, const char *cflags, ObjCache *cache)
+bool objcache_open(Arena *arena, Diag *diag, const Bundle *bundle, const char *compiler, const char *flags,
+                   ObjCache *cache)
 {
   cache->folder = choose_folder(arena);
   if (!make_folders(arena, cache->folder)) {
@@ -90,16 +88,14 @@ bool objcache_open(Arena *arena, Diag *diag, const Bundle *bundle, const char *c
     return false;
   }
   uint64_t h[2] = {UINT64_C(0xcbf29ce484222325), UINT64_C(0x84222325cbf29ce4)};
-  mix(h, objcache_flags, strlen(objcache_flags));
-  mix(h, cflags ? cflags : "", cflags ? strlen(cflags) : 0);
-  mix(h, cc, strlen(cc));
-  mix_command(h, arena_printf(arena, "'%s' --version 2>/dev/null", cc));
+  mix(h, flags, strlen(flags));
+  mix(h, compiler, strlen(compiler));
+  mix_command(h, arena_printf(arena, "'%s' --version 2>/dev/null", compiler));
   mix_processor(h);
   for (int i = 0; i < bundle->n_files; i++) {
     const BundleFile *file = &bundle->files[i];
-    size_t n = strlen(file->path);
-    if (strcmp(file->path + n - 2, ".c") != 0) {
-      mix(h, file->path, n);
+    if (bundle_source(file->path) == SOURCE_NONE) {
+      mix(h, file->path, strlen(file->path));
       mix(h, file->bytes, file->n_bytes);
     }
   }

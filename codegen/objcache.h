@@ -4,15 +4,13 @@
 
 #include "codegen/emit.h"
 
-/* Flags every source of a bundle is compiled with. */
-extern const char objcache_flags[];
-
 typedef struct ObjCache {
   const char *folder;
   uint64_t base[2]; /* hash of headers, flags, compiler and processor */
 } ObjCache;
 
-bool objcache_open(Arena *, Diag *, const Bundle *, const char *cc, const char *cflags, ObjCache *);
+/* flags: all that the compiler is given beside the source. */
+bool objcache_open(Arena *, Diag *, const Bundle *, const char *compiler, const char *flags, ObjCache *);
 
 /* Path of the object of one source, whether it exists or not. */
 const char *objcache_path(Arena *, const ObjCache *, const BundleFile *);

@@ -414,7 +414,7 @@ void tune_predict(TunePool *pool, TuneCandidate *c)
   view.plan = c->pins;
   Listener *l = listener_new(scratch);
   bool ok = plan_solve(scratch, l->diag, &view, 0, c->pins.system, &plan, &infeasible) &&
-            (!pool->cpu || emit_supported(l->diag, &view, &plan)) &&
+            (!pool->cpu || emit_supported(l->diag, &view, &plan, TARGET_CPU)) &&
             sched_build(scratch, l->diag, &view, &plan, &sched);
   listener_heard(scratch, l);
   c->refused = !ok;

@@ -104,9 +104,9 @@ static bool build(Arena *arena, Diag *diag, const TuneOptions *o, const char *sp
   options.progress = false;
   options.stop = &caught;
   bool ok = evaluate_shape(diag, &spec, 0, spec.plan.system, &e) == 0;
-  ok = ok && (o->emu ? emit_emu_bundle(arena, diag, &spec, &e.plan, &e.sched, 1, o->home, &bundle)
-                     : emit_supported(diag, &spec, &e.plan) &&
-                           emit_bundle(arena, diag, &spec, &e.plan, &e.sched, 1, o->home, &bundle));
+  Target target = o->emu ? TARGET_EMU : TARGET_CPU;
+  ok = ok && emit_supported(diag, &spec, &e.plan, target) &&
+       emit_bundle(arena, diag, &spec, &e.plan, &e.sched, 1, target, o->home, &bundle);
   evaluation_free(&e);
   return ok && bundle_build(arena, diag, &bundle, &options, &result);
 }

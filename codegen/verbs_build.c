@@ -6,13 +6,38 @@
 #include "codegen/cli.h"
 #include "codegen/emit.h"
 
-bool cli_target(const Options *o, bool *emu)
+bool cli_target(const Options *o, const Target *known, int n, Target *target)
 {
-  *emu = o->target && strcmp(o->target, "emu") == 0;
-  if (o->target && !*emu && strcmp(o->target, "cpu") != 0) {
-    cli_usage_error("the targets that can be built are cpu and emu, not", o->target);
+  static const char *const names[] = {[TARGET_CPU] = "cpu", [TARGET_EMU] = "emu", [TARGET_CUDA] = "cuda"};
+  const char *wanted = o->target ? o->target : "cpu";
+  for (int i = 0; i < n; i++) {
+    if (strcmp(wanted, names[known[i]]) == 0) {
+      *target = known[i];
+      return true;
+    }
+  }
+  cli_usage_error(n > 2 ? "the targets that can be built are cpu, emu and cuda, not"
+                        : "the targets that can be tried are cpu and emu, not",
+                  wanted);
+  return false;
+}
+
+/* --device, --arch and --nvcc, which only CUDA sources know. */
+static bool read_device(const Options *o, Target target, BuildOptions *build)
+{
+  const char *given = o->device ? "--device" : o->arch ? "--arch" : o->nvcc ? "--nvcc" : NULL;
+  if (given && target != TARGET_CUDA) {
+    cli_usage_error("only target cuda takes", given);
     return false;
   }
+  bool emulated = o->device && strcmp(o->device, "emulated") == 0;
+  if (o->device && !emulated && strcmp(o->device, "gpu") != 0) {
+    cli_usage_error("--device is gpu or emulated, not", o->device);
+    return false;
+  }
+  build->device = emulated ? DEVICE_EMULATED : DEVICE_GPU;
+  build->arch = o->arch ? o->arch : "sm_90";
+  build->nvcc = o->nvcc;
   return true;
 }
 
@@ -72,45 +97,42 @@ static void free_program(Program *p)
   joint_free(&p->joint);
 }
 
-static bool emit(Compile *c, const Program *p, bool emu, Bundle *bundle)
+static bool emit(Compile *c, const Program *p, Target target, Bundle *bundle)
 {
-  const char *home = c->install->home;
-  if (emu) {
-    return emit_emu_bundle(c->arena, c->diag, &c->spec, p->plans, p->scheds, p->n, home, bundle);
-  }
   for (int i = 0; i < p->n; i++) {
-    if (!emit_supported(c->diag, &c->spec, &p->plans[i])) {
+    if (!emit_supported(c->diag, &c->spec, &p->plans[i], target)) {
       return false;
     }
   }
-  return emit_bundle(c->arena, c->diag, &c->spec, p->plans, p->scheds, p->n, home, bundle);
+  return emit_bundle(c->arena, c->diag, &c->spec, p->plans, p->scheds, p->n, target, c->install->home, bundle);
 }
 
 int verb_build(Compile *c)
 {
+  static const Target known[] = {TARGET_CPU, TARGET_EMU, TARGET_CUDA};
   const Options *o = c->options;
-  bool emu;
-  if (!cli_target(o, &emu)) {
+  BuildOptions build = cli_build_options(c);
+  Target target;
+  if (!cli_target(o, known, 3, &target) || !read_device(o, target, &build)) {
     return EXIT_USAGE;
   }
   int code = cli_load(c);
   if (code) {
     return code;
   }
-  if (!emu) {
-    evaluate_for_cpu(&c->spec);
+  if (target != TARGET_EMU) {
+    evaluate_for_kernels(&c->spec);
   }
   Program program;
   code = make_program(c, &program);
   Bundle bundle;
-  if (!code && !emit(c, &program, emu, &bundle)) {
+  if (!code && !emit(c, &program, target, &bundle)) {
     code = EXIT_BAD_SPEC;
   }
   if (code) {
     free_program(&program);
     return code;
   }
-  BuildOptions build = cli_build_options(c);
   build.out = cli_out(c);
   build.sources_only = o->sources_only;
   build.progress = !o->quiet && isatty(STDERR_FILENO);

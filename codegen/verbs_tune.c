@@ -33,13 +33,16 @@ static bool number_of(const char *option, const char *text, int least, int most,
 static bool read_options(Compile *c, TuneOptions *tune)
 {
   const Options *o = c->options;
-  if (!cli_target(o, &tune->emu)) {
+  static const Target known[] = {TARGET_CPU, TARGET_EMU};
+  Target target;
+  if (!cli_target(o, known, 2, &target)) {
     return false;
   }
   if (o->launch && !strstr(o->launch, "{log}")) {
     cli_usage_error("--launch needs {log} where the command takes the name of its log", o->launch);
     return false;
   }
+  tune->emu = target == TARGET_EMU;
   tune->home = c->install->home;
   tune->launch = o->launch;
   tune->work = o->work;
@@ -150,7 +153,7 @@ int verb_tune(Compile *c)
   }
   cli_take_first_shape(c);
   if (!tune.emu && !tune.launch) {
-    evaluate_for_cpu(&c->spec);
+    evaluate_for_kernels(&c->spec);
   }
   if (!cli_chosen_system(c, &tune.system)) {
     return EXIT_USAGE;

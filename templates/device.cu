@@ -51,6 +51,17 @@ bool good(cudaError_t error, const char *what)
   return error == cudaSuccess;
 }
 
+int chosen; /* device of this process */
+
+/* What a thread launches and copies goes to its current device. */
+void enter()
+{
+  thread_local bool entered = false;
+  if (!entered) {
+    entered = good(cudaSetDevice(chosen), "taking the device");
+  }
+}
+
 int device_count(char *why, size_t n)
 {
   int count = 0;
@@ -66,18 +77,17 @@ int device_count(char *why, size_t n)
 MoeStatus device_open(int32_t rank)
 {
   int count = 0;
-  int device = 0;
   int same = 0;
   if (!good(cudaGetDeviceCount(&count), "looking for devices") || count == 0) {
     return MOE_EDEVICE;
   }
-  device = rank % count;
-  if (!good(cudaSetDevice(device), "taking the device") ||
-      !good(cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, device), "asking the device")) {
+  chosen = rank % count;
+  enter();
+  if (!good(cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, chosen), "asking the device")) {
     return MOE_EDEVICE;
   }
   if (!same) {
-    fprintf(stderr, "error: device %d does not see memory of the host under the host's addresses\n", device);
+    fprintf(stderr, "error: device %d does not see memory of the host under the host's addresses\n", chosen);
     return MOE_EDEVICE;
   }
   void *p = nullptr;
@@ -134,12 +144,12 @@ void device_unshare(void *p)
 
 MoeStatus device_fill(MoeLane lane, void *p, int byte, size_t bytes)
 {
-  return good(cudaMemsetAsync(p, byte, bytes, lanes[lane].queue), "filling memory") ? MOE_OK : MOE_EDEVICE;
+  return good(cudaMemsetAsync(p, byte, bytes, moe_cuda_lane(lane)->queue), "filling memory") ? MOE_OK : MOE_EDEVICE;
 }
 
 MoeStatus device_wait(MoeLane lane)
 {
-  if (!good(cudaStreamSynchronize(lanes[lane].queue), "waiting for the device")) {
+  if (!good(cudaStreamSynchronize(moe_cuda_lane(lane)->queue), "waiting for the device")) {
     return MOE_EDEVICE;
   }
   return take_status(lane);
@@ -194,6 +204,8 @@ void close_memory()
   }
   pthread_mutex_unlock(&lock);
 }
+
+void enter() {}
 
 int device_count(char *, size_t)
 {
@@ -263,7 +275,7 @@ MoeStatus device_wait(MoeLane lane)
 
 MoeStatus device_copy(MoeLane lane, void *to, const void *from, size_t bytes)
 {
-  return moe_cuda_copy(to, from, bytes, lanes[lane].queue);
+  return moe_cuda_copy(to, from, bytes, moe_cuda_lane(lane)->queue);
 }
 
 constexpr MoeDevice make_device()
@@ -292,6 +304,7 @@ const MoeDevice moe_cuda_device = make_device();
 
 const MoeCudaLane *moe_cuda_lane(MoeLane lane)
 {
+  enter();
   return &lanes[lane];
 }
 

@@ -10,6 +10,12 @@
   layouts.py mixed      both sides on every node: one pair of groups or several, alike on all nodes or not, relayed
   layouts.py few        a handful of both, for programs built with a sanitizer (--build "--cflags=... --runtime=...")
   layouts.py repeat     the same plan twice, with poisoned memory, with recomputation: the same bits
+  layouts.py cuda       target cuda on the emulated device: some layouts of every system
+  layouts.py cuda_recompute  the same with recomputation
+  layouts.py cuda_models     models of specs/models there, weights from tests/golden
+  layouts.py cuda_bits  the same plan twice there, with poisoned memory, with recomputation: the same bits; bf16 beside fp32
+  layouts.py cuda_few   one layout of that, for programs built with a sanitizer
+  layouts.py cuda_fault a kernel that does not run when another needs it: the comparison must fail (--home: what moec reads)
 
 Tolerance: per tensor |difference| / |reference| <= 1e-4 in fp32, of the logits, which one way through the layers makes,
 2e-5. Products of a few dozen fp32 terms carry about 1e-6;
@@ -150,7 +156,7 @@ class Runner:
         self.done = 0
 
     def run(self, *command, env=None):
-        proc = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env or self.env, timeout=120)
+        proc = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env or self.env, timeout=300)
         if proc.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}: exit code {proc.returncode}\n{proc.stdout.decode(errors='replace')}")
         return proc.stdout.decode()
@@ -356,6 +362,67 @@ FEW = [
 ]
 
 
+# The emulated device takes about a thousand times as long as a processor, so that models are small; those with the same
+# sizes, storage and recomputation are compiled once.
+SMALL = dict(layers=4, hidden=32, heads=2, kv_heads=1, ffn=24, experts=6, vocab=40, seq=12)
+CUDA = [
+    dict(ratio=(2, 3), p_att=2, p_ffn=2, mbs=3, uneven=True), dict(ratio=(2, 4), node=2, replicas=2, tail=1),
+    dict(system="megatron", p=2, v=2, ep=2, mbs=4), dict(system="tutel", chunks=3, ep=2), dict(system="afd", ratio=(3, 2), mbs=3),
+]
+CUDA_RECOMPUTE = [
+    dict(ratio=(2, 4), node=2, recompute="full", tail=1), dict(system="dualpipe", p=2, ep=2, mbs=4, recompute="full"),
+    dict(recompute="selective", qk_norm="none", router="topk_softmax", capacity=0.5, tied="true", vocab=41, kv_heads=2),
+]
+CUDA_MODELS = [dict(ratio=(2, 3), p_att=2, p_ffn=2, mbs=3, published=name, vocab=40, layers=2) for name in ("qwen3_moe", "mixtral")]
+EMULATED = ["--target", "cuda", "--device", "emulated"]
+
+
+def cuda_bits(runner):
+    """Bits: two runs, poisoned memory, random delays, recomputation, a checkpoint. And bf16 storage trains like fp32: after three steps
+    the losses differ by less than a percent."""
+    losses = {}
+    for dtype in ("fp32", "bf16"):
+        seen = set()
+        for recompute, extra in (("none", {}), ("none", {"MOE_POISON": "1"}), ("none", {"MOE_TEST_DELAY": "2000,5"}), ("full", {})):
+            if dtype == "bf16" and recompute == "full":
+                continue
+            c = {**MODEL, **LAYOUT, **SMALL, **dict(ratio=(1, 2), mbs=2, dtype=dtype, recompute=recompute)}
+            bundle = runner.build(c)[1]
+            runner.train(bundle, c, "--steps", "3", "--dump-weights", bundle + ".w", "--log", bundle + ".log",
+                         env={**runner.env, **extra})
+            losses[dtype] = tuple(x["loss"] for x in map(json.loads, open(bundle + ".log")) if "loss" in x)
+            seen.add((hashlib.sha1(read(bundle + ".w")).hexdigest(), losses[dtype]))
+            runner.expect(len(seen) == 1, f"{dtype} bits", f"{recompute} recomputation, {extra}: {seen}")
+            runner.done += 1
+        checkpoint = os.path.join(runner.work, dtype)
+        runner.train(bundle, c, "--steps", "1", "--save", checkpoint)
+        runner.train(bundle, c, "--steps", "3", "--resume", checkpoint, "--dump-weights", bundle + ".w")
+        runner.expect({hashlib.sha1(read(bundle + ".w")).hexdigest()} == {x for x, _ in seen}, f"{dtype} bits", "after a checkpoint")
+    fp32, bf16 = losses["fp32"][-1], losses["bf16"][-1]
+    runner.expect(abs(bf16 - fp32) <= 0.01 * fp32 and bf16 != fp32, "bf16 loss", f"{bf16} beside {fp32}")
+
+
+def cuda_fault(runner, home):
+    """Attention's backward pass on heads that another micro-batch has left in scratch."""
+    root = os.path.join(HERE, "..", "..")
+    shutil.rmtree(home, ignore_errors=True)
+    for folder in ("templates", "runtime"):
+        shutil.copytree(os.path.join(root, folder), os.path.join(home, folder))
+    c = dict(SMALL, mbs=2)
+    runner.check(c)
+    path = os.path.join(home, "templates", "cuda", "cuda_attention.c")
+    text = read(path).decode()
+    fault = "  MOE_TRY(turn_heads(&op));\n  MOE_TRY(moe_cuda_attention_back("
+    runner.expect(text.count(fault) == 1, "fault", "the kernel to leave out is not where it was")
+    with open(path, "w") as f:
+        f.write(text.replace(fault, fault[fault.index("\n") + 1:]))
+    sound = len(runner.failed)
+    runner.check(c)
+    found = runner.failed[sound:]
+    del runner.failed[sound:]
+    runner.expect(found, "fault", "went unnoticed")
+
+
 def repeat(runner):
     """Bits: two runs, one with poisoned memory, one with random delays, one with synchronous sends, and such with
     recomputation. And bf16 storage trains
@@ -395,17 +462,24 @@ def repeat(runner):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["pairwise", "full", "systems", "systems_full", "models", "routing", "mixed", "few",
-                                          "repeat"])
+                                          "repeat", "cuda", "cuda_models", "cuda_recompute", "cuda_bits", "cuda_few", "cuda_fault"])
     for flag in ("--moec", "--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--build", default="", help="more options for `moec build`")
+    parser.add_argument("--home", help="of the moec of cuda_fault, which is made here")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     args = parser.parse_args()
-    runner = Runner(args, "layouts-" + args.what + hashlib.sha1(args.build.encode()).hexdigest()[:6], shlex.split(args.build))
+    runner = Runner(args, "layouts-" + args.what + hashlib.sha1(args.build.encode()).hexdigest()[:6], shlex.split(args.build) + (EMULATED if args.what.startswith("cuda") else []))
     if args.what == "repeat":
         repeat(runner)
+    elif args.what == "cuda_bits":
+        cuda_bits(runner)
+    elif args.what == "cuda_fault":
+        cuda_fault(runner, args.home)
     else:
-        lists = {"models": list(models()), "routing": ROUTING, "mixed": [dict(c, place="mixed") for c in MIXED], "few": FEW}
+        small = lambda layouts: [dict(SMALL, **c) for c in layouts]
+        lists = {"cuda": small(CUDA), "cuda_few": small(CUDA[:1]), "cuda_recompute": small(CUDA_RECOMPUTE), "cuda_models": CUDA_MODELS,
+                 "models": list(models()), "routing": ROUTING, "mixed": [dict(c, place="mixed") for c in MIXED], "few": FEW}
         cases = lists.get(args.what) or matrix(args.what.startswith("systems"))
         if args.what in ("pairwise", "systems"):
             cases = pairwise(cases)

@@ -273,17 +273,6 @@ static MoeStatus open_log(MoeRun *run)
   return MOE_OK;
 }
 
-static void poison_slots(const MoeRun *run, const MoeWiring *wiring)
-{
-  int32_t n = wiring->n_ranks;
-  for (int32_t i = 0; i < moe_n_links(wiring); i++) {
-    const MoeLinkPlan *link = &wiring->links[i];
-    for (int32_t s = 0; i / n % n != i % n && s < link->n_slots; s++) {
-      memset(run->shared->slabs + link->offset[s] + sizeof(MoeSlot), 0xff, moe_align64(link->capacity[s]));
-    }
-  }
-}
-
 static MoeStatus map_shared(MoeRun *run)
 {
   const MoeOptions *o = run->options;
@@ -319,7 +308,7 @@ static MoeStatus map_shared(MoeRun *run)
     moe_pace_even(run->shared->pacer, o->link);
   }
   for (int32_t k = 0; o->exec.poison && k < shapes; k++) {
-    poison_slots(run, &run->wirings[k]);
+    moe_wiring_poison(&run->wirings[k], run->shared->slabs);
   }
   return team != NULL ? moe_team_share(team, &run->shared->fd) : MOE_OK;
 }

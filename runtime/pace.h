@@ -1,7 +1,6 @@
 /* The link arbiter: messages under way between ranks share ports by max-min fairness; those of buckets share what the
    others leave. A pair of ranks has an outgoing and an incoming port, full duplex; several ranks may share a port, as
-   they share a NIC. One instance in shared
-   memory; whoever calls brings the model up to the present. */
+   they share a NIC. One instance in shared memory; whoever calls brings the model up to the present. */
 #ifndef MOE_PACE_H
 #define MOE_PACE_H
 

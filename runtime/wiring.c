@@ -3,6 +3,7 @@
 #include "runtime/wiring.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/log.h"
 #include "runtime/slab.h"
@@ -166,6 +167,17 @@ MoeStatus moe_wiring_build(const MoeBundle *b, const MoeKernels *kernels, uint64
   free(n_recvs);
   free(peers);
   return status;
+}
+
+void moe_wiring_poison(const MoeWiring *w, uint8_t *slabs)
+{
+  for (int32_t i = 0; i < moe_n_links(w); i++) {
+    const MoeLinkPlan *link = &w->links[i];
+    bool shared = i / w->n_ranks % w->n_ranks != i % w->n_ranks;
+    for (int32_t s = 0; shared && s < link->n_slots; s++) {
+      memset(slabs + link->offset[s] + sizeof(MoeSlot), 0xff, moe_align64(link->capacity[s]));
+    }
+  }
 }
 
 void moe_wiring_free(MoeWiring *w)

@@ -36,6 +36,9 @@ typedef struct MoeWiring {
 MoeStatus moe_wiring_build(const MoeBundle *, const MoeKernels *, uint64_t shared_begin, MoeWiring *);
 void moe_wiring_free(MoeWiring *);
 
+/* Fills the slots between different ranks with bytes that make NaN of every number; slabs: of the shared region. */
+void moe_wiring_poison(const MoeWiring *, uint8_t *slabs);
+
 static inline int32_t moe_n_links(const MoeWiring *w)
 {
   return MOE_TRAFFIC_COUNT * w->n_ranks * w->n_ranks;

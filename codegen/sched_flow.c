@@ -5,6 +5,9 @@
 
 #include "codegen/sched_heap.h"
 
+/* When a flow ends that finds its ports taken: others leave them before. */
+#define NEVER 4e18
+
 /* One half of a message. Rates are fractions of the rate it would have alone. */
 typedef struct Flow {
   int32_t message;
@@ -161,7 +164,8 @@ static void set_rate(SchedFlows *f, int32_t number, int64_t now, double rate)
   flow->left = flow->left > 0 ? flow->left : 0;
   flow->since = now;
   flow->rate = rate;
-  flow->end = now + (int64_t)ceil(flow->left / rate - 1e-6);
+  double wait = ceil(flow->left / rate - 1e-6);
+  flow->end = wait < NEVER - (double)now ? now + (int64_t)wait : (int64_t)NEVER;
   flow->version++;
   heap_push(&f->ends, flow->end, (int64_t)flow->version << 32 | number);
 }

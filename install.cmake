@@ -18,11 +18,13 @@ add_custom_target(written ALL DEPENDS ${written_files} ${written}/moec.1.gz)
 
 install(TARGETS moec RUNTIME DESTINATION bin)
 install(TARGETS moert ARCHIVE DESTINATION lib/moec)
-install(DIRECTORY templates DESTINATION share/moec FILES_MATCHING PATTERN "*.[ch]" PATTERN simt EXCLUDE)
+install(DIRECTORY templates DESTINATION share/moec FILES_MATCHING
+        PATTERN "*.[ch]" PATTERN "*.cu" PATTERN "*.cuh" PATTERN "*.cpp")
 file(GLOB contract CONFIGURE_DEPENDS runtime/moe_*.h)
 install(FILES ${contract} runtime/buckets.def runtime/edges.def runtime/ops.def runtime/status.def DESTINATION share/moec/runtime)
 install(FILES codegen/page.css codegen/page.js DESTINATION share/moec/codegen)
-install(DIRECTORY specs DESTINATION share/moec FILES_MATCHING PATTERN "*.moespec")
+install(DIRECTORY specs DESTINATION share/moec FILES_MATCHING
+        PATTERN "*.moespec" PATTERN "*.sh" PATTERN "*.sbatch" PATTERN "*.yaml")
 install(FILES README.md specs/LANGUAGE.md LICENSE NOTICE DESTINATION share/doc/moec)
 install(FILES NOTICE DESTINATION share/doc/moec RENAME copyright)
 install(FILES specs/paper/RESULTS.md DESTINATION share/doc/moec RENAME PAPER.md)
@@ -43,4 +45,5 @@ set(CPACK_DEBIAN_PACKAGE_MAINTAINER "the authors of moec <moec@localhost>")
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "gcc, libc6-dev, libjansson-dev, libopenblas-dev") # what `moec build` compiles and links with
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "g++") # what `moec build --target cuda --device emulated` compiles with
 include(CPack)

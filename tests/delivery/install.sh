@@ -52,6 +52,8 @@ seq 20000 >text
 tiny/train --data text --steps 3 --log log.jsonl 2>err
 "$moec" build "$spec" -o rehearsal --target emu -q
 rehearsal/train --steps 1 2>>err
+"$moec" build "$spec" -o gpu --target cuda --sources-only -q
+[ -e "$prefix/share/moec/specs/jobs/slurm.sbatch" ]
 "$moec" compare "$spec" --systems af_pipe,megatron --html page.html >/dev/null
 for file in "$prefix"/share/moec/specs/*/*.moespec; do
   case $file in */hardware/*) ;; *) "$moec" check "$file" ;; esac

@@ -8,9 +8,9 @@
 
 #include "runtime/log.h"
 
-static MoeStatus host_open(int32_t rank)
+static MoeStatus host_open(int32_t number)
 {
-  (void)rank;
+  (void)number;
   return MOE_OK;
 }
 

@@ -287,9 +287,7 @@ static MoeStatus map_shared(MoeRun *run)
   MoeTeam *team = run->team;
   bool leads = team == NULL || moe_team_leader(team) == run->seat->process; /* of this host's processes */
   int32_t ports = first->emu != NULL ? moe_emu_ports(first) : o->link > 0 ? 2 * n : 0;
-  bool counts =
-      first->emu == NULL && (o->log != NULL || o->metrics != NULL) && (team == NULL || moe_team_one_host(team));
-  size_t load_cells = counts ? moe_load_cells(first) : 0; /* of other hosts' ranks rank 0 sees none */
+  size_t load_cells = moe_job_counts(run) ? moe_load_cells(first) : 0;
   MOE_TRY(leads ? MOE_OK : moe_team_share(team, &fd));
   MOE_TRY(moe_shared_map(run->shared, n, run->wirings[shapes - 1].shared_end, ports, max_ops, load_cells, fd));
   if (team != NULL) {

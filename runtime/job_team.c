@@ -56,6 +56,18 @@ static void check_nodes(const MoeRun *run)
   }
 }
 
+bool moe_job_counts(const MoeRun *run)
+{
+  const MoeOptions *o = run->options;
+  const char *why = run->kernels->device != NULL                         ? "kernels of a device do not count"
+                    : run->team != NULL && !moe_team_one_host(run->team) ? "rank 0 sees no counts of other hosts"
+                                                                         : NULL;
+  if (why != NULL && o->log_experts > 0) {
+    moe_note("--log-experts has no effect here: %s", why);
+  }
+  return why == NULL && run->bundle->emu == NULL && (o->log != NULL || o->metrics != NULL);
+}
+
 MoeStatus moe_job_meet(MoeRun *run, MoeTeam *team)
 {
   const MoeOptions *o = run->options;

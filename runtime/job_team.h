@@ -13,4 +13,7 @@ MoeStatus moe_job_meet(MoeRun *, MoeTeam *team);
 /* Takes leave of them; they hear of a failure (code other than 0) that they have not yet heard of. */
 void moe_job_part(MoeRun *, int code);
 
+/* Whether the tokens of each expert are counted. Where --log-experts asks for it in vain, a note says why. */
+bool moe_job_counts(const MoeRun *);
+
 #endif

@@ -19,8 +19,8 @@ typedef struct MoeDevice {
   /* How many such devices this machine has; of none `why` says why. NULL: there is always one. May take hold of the
      process, which then cannot fork ranks: asked in a process of its own. */
   int (*count)(char *why, size_t n);
-  /* Takes device number `rank` of this machine, counted round and round, and makes the lanes. */
-  MoeStatus (*open)(int32_t rank);
+  /* Takes device `number` of this machine, counted round and round, and makes the lanes. */
+  MoeStatus (*open)(int32_t number);
   void (*close)(void);
   void *(*alloc)(size_t bytes); /* NULL: no memory, which has been logged. Contents are undefined */
   void (*free)(void *, size_t bytes);

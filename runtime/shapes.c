@@ -49,6 +49,16 @@ void moe_wirings_free(MoeWiring *wirings, int32_t n)
   free(wirings);
 }
 
+/* A host counts its devices from 0, whichever ranks it runs. */
+static int32_t number_on_host(const MoeShared *s, int32_t rank)
+{
+  int32_t n = 0;
+  for (int32_t r = 0; r < rank; r++) {
+    n += s->host_of == NULL || s->host_of[r] == s->host_of[rank];
+  }
+  return n;
+}
+
 MoeStatus moe_shapes_open(MoeShapes *s, const MoeBundle *first, const MoeKernels *kernels, const MoeWiring *wirings,
                           MoeShared *shared, int32_t rank, const MoeExecOptions *options)
 {
@@ -62,7 +72,7 @@ MoeStatus moe_shapes_open(MoeShapes *s, const MoeBundle *first, const MoeKernels
     moe_error("out of memory for the executors");
   } else {
     s->device = moe_device_of(kernels);
-    status = s->device->open(rank);
+    status = s->device->open(number_on_host(shared, rank));
     status = status == MOE_OK ? s->device->share(shared->base, shared->bytes) : status;
     status = status == MOE_OK ? moe_mem_map(s->mems, first, rank, kernels, wirings, options->poison) : status;
   }

@@ -74,14 +74,14 @@ int device_count(char *why, size_t n)
   return error == cudaSuccess ? count : 0;
 }
 
-MoeStatus device_open(int32_t rank)
+MoeStatus device_open(int32_t number)
 {
   int count = 0;
   int same = 0;
   if (!good(cudaGetDeviceCount(&count), "looking for devices") || count == 0) {
     return MOE_EDEVICE;
   }
-  chosen = rank % count;
+  chosen = number % count;
   enter();
   if (!good(cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, chosen), "asking the device")) {
     return MOE_EDEVICE;

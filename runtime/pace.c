@@ -42,9 +42,9 @@ struct MoePacer {
   bool stale; /* a pair was added or removed since rates were shared */
   int32_t n_ranks, n_ports;
   int32_t n_active;
-  int64_t now_ns;  /* the model's time */
-  int64_t next_ns; /* earliest end */
-  MoeBell *bells;
+  int64_t now_ns;     /* the model's time */
+  int64_t next_ns;    /* earliest end */
+  ptrdiff_t bells_at; /* from the pacer on, since processes see it at different addresses; 0: there are none */
   size_t active_at, port_at, used_at, member_at, told_at, ring_at, pair_at;
 };
 
@@ -105,7 +105,7 @@ void moe_pace_init(MoePacer *p, int32_t n_ranks, int32_t n_ports, MoeBell *bells
   (void)layout(p, (size_t)n_ranks, (size_t)n_ports);
   p->n_ranks = n_ranks;
   p->n_ports = n_ports;
-  p->bells = bells;
+  p->bells_at = bells != NULL ? (uint8_t *)bells - (uint8_t *)p : 0;
   p->next_ns = INT64_MAX;
   int64_t *told = at(p, p->told_at);
   for (int32_t r = 0; r < n_ranks; r++) {
@@ -388,8 +388,8 @@ int64_t moe_pace_poll(MoePacer *p, int32_t rank, int64_t now_ns)
   told[rank] = next;
   ring[rank] = false;
   for (int32_t r = 0; r < p->n_ranks; r++) {
-    if (ring[r] && p->bells != NULL) {
-      moe_bell_ring(&p->bells[r]);
+    if (ring[r] && p->bells_at != 0) {
+      moe_bell_ring((MoeBell *)(void *)((uint8_t *)p + p->bells_at) + r);
     }
     ring[r] = false;
   }

@@ -136,7 +136,7 @@ def case_flags(bench):
         check(done.returncode == 0 and not done.stderr, f"{words}: {done.returncode}\n{done.stderr}")
     done = subprocess.run([bench.args.moec, "build", f"{bench.work}/flags.moespec", "--target", "gpu"], capture_output=True,
                           text=True, cwd=bench.work)
-    check(done.returncode == 2 and "cpu and emu" in done.stderr, done.stderr)
+    check(done.returncode == 2 and "cpu, emu and cuda" in done.stderr, done.stderr)
 
 
 def case_repeat(bench):

@@ -65,7 +65,7 @@ static void line(const uint8_t *data, size_t size)
   static _Alignas(64) uint8_t slabs[2 * SLOTS * STEP];
   uint64_t offsets[2][SLOTS];
   size_t capacities[SLOTS];
-  MoeLinkPlan links[4] = {0};
+  MoeLinkPlan links[MOE_TRAFFIC_COUNT * 4] = {0};
   MoeWiring wiring = {.n_ranks = 2, .links = links};
   MoeTcpLine l;
   memset(slabs, PATTERN, sizeof slabs);
@@ -75,8 +75,13 @@ static void line(const uint8_t *data, size_t size)
     capacities[i % SLOTS] = CAPACITY;
     atomic_store(&slot_at(slabs, i)->full, i < SLOTS ? 0 : 1);
   }
-  links[2] = (MoeLinkPlan){.n_slots = SLOTS, .offset = offsets[0], .capacity = capacities}; /* 1 to 0 */
-  links[1] = (MoeLinkPlan){.n_slots = SLOTS, .offset = offsets[1], .capacity = capacities};
+  for (int32_t traffic = 0; traffic < MOE_TRAFFIC_COUNT; traffic++) { /* each has a part of the slots */
+    enum { PART = SLOTS / MOE_TRAFFIC_COUNT };
+    MoeLinkPlan plan = {.n_slots = PART, .offset = offsets[0] + traffic * PART, .capacity = capacities};
+    links[moe_link_index(&wiring, (MoeTraffic)traffic, 1, 0)] = plan;
+    plan.offset = offsets[1] + traffic * PART;
+    links[moe_link_index(&wiring, (MoeTraffic)traffic, 0, 1)] = plan;
+  }
   if (moe_tcp_line_open(&l, slabs, &wiring, 1, 0, 1) != MOE_OK) {
     abort();
   }

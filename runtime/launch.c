@@ -176,7 +176,9 @@ static bool start_rank(Job *job, int32_t rank)
 static void doing(const Job *job, int32_t rank, char *text, size_t n)
 {
   const MoeRankState *s = &job->launch->shared->states[rank];
-  const MoeBundle *bundle = moe_shape_at(job->launch->bundle, (int32_t)atomic_load(&s->shape));
+  const MoeBundle *bundle = job->launch->bundle;
+  uint32_t shape = atomic_load(&s->shape); /* of another host's rank: what that said */
+  bundle = shape < (uint32_t)moe_n_shapes(bundle) ? moe_shape_at(bundle, (int32_t)shape) : bundle;
   const MoeGroup *group = moe_rank_of(bundle, rank).group;
   unsigned long long step = atomic_load(&s->step);
   uint32_t compute = atomic_load(&s->compute);

@@ -50,6 +50,13 @@ MoeStatus moe_tcp_line_open(MoeTcpLine *l, uint8_t *slabs, const MoeWiring *wiri
     moe_error("out of memory for the connection to rank %d", other);
     return MOE_ENOMEM;
   }
+  for (int32_t i = 0; i < l->n_out; i++) {
+    if (l->out[i].capacity > UINT32_MAX) {
+      moe_error("messages to rank %d have up to %zu bytes; to another host they have at most %u", other,
+                l->out[i].capacity, UINT32_MAX);
+      return MOE_EOVERFLOW;
+    }
+  }
   return MOE_OK;
 }
 

@@ -15,7 +15,7 @@
   layouts.py cuda_models     models of specs/models there, weights from tests/golden
   layouts.py cuda_bits  the same plan twice there, with poisoned memory, with recomputation: the same bits; bf16 beside fp32
   layouts.py cuda_few   one layout of that, for programs built with a sanitizer
-  layouts.py cuda_fault a kernel that does not run when another needs it: the comparison must fail (--home: what moec reads)
+  layouts.py cuda_fault a kernel that does not run when another needs it: the comparison must fail
 
 Tolerance: per tensor |difference| / |reference| <= 1e-4 in fp32, of the logits, which one way through the layers makes,
 2e-5. Products of a few dozen fp32 terms carry about 1e-6;
@@ -402,13 +402,16 @@ def cuda_bits(runner):
     runner.expect(abs(bf16 - fp32) <= 0.01 * fp32 and bf16 != fp32, "bf16 loss", f"{bf16} beside {fp32}")
 
 
-def cuda_fault(runner, home):
+def cuda_fault(runner):
     """Attention's backward pass on heads that another micro-batch has left in scratch."""
-    root = os.path.join(HERE, "..", "..")
-    shutil.rmtree(home, ignore_errors=True)
+    prefix = os.path.join(runner.work, "installed")
+    home = os.path.join(prefix, "share", "moec")
     for folder in ("templates", "runtime"):
-        shutil.copytree(os.path.join(root, folder), os.path.join(home, folder))
-    c = dict(SMALL, mbs=2)
+        shutil.copytree(os.path.join(HERE, "..", "..", folder), os.path.join(home, folder))
+    shutil.copytree(os.path.join(os.path.dirname(runner.args.moec), "lib"), os.path.join(prefix, "lib"))
+    os.mkdir(os.path.join(prefix, "bin"))
+    runner.args.moec = shutil.copy(runner.args.moec, os.path.join(prefix, "bin", "moec"))
+    c = {**MODEL, **LAYOUT, **SMALL, "mbs": 2}
     runner.check(c)
     path = os.path.join(home, "templates", "cuda", "cuda_attention.c")
     text = read(path).decode()
@@ -466,7 +469,6 @@ def main():
     for flag in ("--moec", "--ref", "--compare", "--work"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--build", default="", help="more options for `moec build`")
-    parser.add_argument("--home", help="of the moec of cuda_fault, which is made here")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     args = parser.parse_args()
     runner = Runner(args, "layouts-" + args.what + hashlib.sha1(args.build.encode()).hexdigest()[:6], shlex.split(args.build) + (EMULATED if args.what.startswith("cuda") else []))
@@ -475,7 +477,7 @@ def main():
     elif args.what == "cuda_bits":
         cuda_bits(runner)
     elif args.what == "cuda_fault":
-        cuda_fault(runner, args.home)
+        cuda_fault(runner)
     else:
         small = lambda layouts: [dict(SMALL, **c) for c in layouts]
         lists = {"cuda": small(CUDA), "cuda_few": small(CUDA[:1]), "cuda_recompute": small(CUDA_RECOMPUTE), "cuda_models": CUDA_MODELS,
